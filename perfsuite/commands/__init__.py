@@ -1,0 +1,1 @@
+"""What the ``perfsuite`` command's subcommands do, one file each."""

@@ -1,0 +1,159 @@
+"""``perfsuite baselines``: show them, compare them, remove those whose case is gone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from perfsuite.baseline import Baselines, Change, Kind, Row, Store, compare, fixed_prefix, missing, skus, split_node_id
+from perfsuite.baseline.trees import Tree, load_folder, load_revision
+from perfsuite.commands.collect import Collection, collect
+from perfsuite.errors import UsageError
+
+app = typer.Typer(help="Show, compare and prune baselines.", no_args_is_help=True)
+
+Directory = Annotated[Path, typer.Option("--baselines", metavar="DIR", help="The folder of the baselines.")]
+Sku = Annotated[str | None, typer.Option("--sku", metavar="SKU", help="Only this SKU.")]
+DEFAULT = Path("baselines")
+
+
+@app.command()
+def show(sku: Sku = None, directory: Directory = DEFAULT) -> None:
+    """List the stored rows: what is judged, how far its runs lie apart, what measured it."""
+    tree = load_folder(directory)
+    console = Console(highlight=False)
+    for name in _chosen(sku, tree, directory):
+        console.print(_table(tree[name]))
+        for environment, content in sorted(tree[name].environments.items()):
+            console.print(Text(f"{environment}: {', '.join(f'{key} {value}' for key, value in content.items())}"))
+
+
+def _chosen(sku: str | None, available: Iterable[str], directory: Path) -> list[str]:
+    """The SKUs that a command is about; a UsageError where there are none."""
+    names = sorted(available)
+    if sku is not None and sku not in names:
+        raise UsageError(f"--sku {sku}: {directory} has no baselines of it; it has {', '.join(names) or 'none at all'}")
+    return names if sku is None else [sku]
+
+
+def _table(baselines: Baselines) -> Table:
+    """One SKU's rows, below the name of their case file."""
+    table = Table(title=Text(baselines.sku), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("case", overflow="fold", ratio=1)
+    table.add_column("metric", overflow="fold", max_width=10)
+    for header in ("judged", "spread"):
+        table.add_column(header, no_wrap=True, justify="right")
+    table.add_column("env", no_wrap=True)
+    table.add_column("accepted", overflow="fold", max_width=14)
+    file = ""
+    for node_id, row in sorted(baselines.rows.items(), key=lambda item: split_node_id(item[0])):
+        if split_node_id(node_id)[0] != file:
+            file = split_node_id(node_id)[0]
+            table.add_section()
+            table.add_row(Text(file, style="bold"))
+        table.add_row(*(Text(cell) for cell in _cells(split_node_id(node_id)[1], row)))
+    return table
+
+
+def _cells(key: str, row: Row) -> tuple[str, ...]:
+    """One row's columns; the spread is that of the runs, from the least to the greatest."""
+    spread = math.log(max(row.runs) / min(row.runs))
+    return (
+        key,
+        row.metric,
+        f"{row.value:.6g}",
+        f"{spread:.1%}" if len(row.runs) > 1 else "one run",
+        row.environment,
+        row.accepted or "",
+    )
+
+
+@app.command()
+def diff(
+    first: Annotated[
+        str, typer.Argument(metavar="[REV | A]", help="A git revision, or a folder of baselines.")
+    ] = "HEAD",
+    second: Annotated[str | None, typer.Argument(metavar="[B]", help="The folder to compare with A.")] = None,
+    directory: Directory = DEFAULT,
+) -> None:
+    """Compare two folders of baselines, or the working tree with a git revision (HEAD): the worst change first."""
+    before = load_revision(directory, first) if second is None else load_folder(Path(first))
+    after = load_folder(directory if second is None else Path(second))
+    console = Console(highlight=False, soft_wrap=True)
+    found = [(sku, compare(_of(before, sku), _of(after, sku))) for sku in sorted({*before, *after})]
+    for sku, changes in found:
+        if changes:
+            console.print(Text(f"{sku}: {_counts(changes)}"))
+        for change in changes:
+            console.print(Text(_line(change)))
+    if not any(changes for _, changes in found):
+        console.print("no difference")
+
+
+def _of(tree: Tree, sku: str) -> Baselines:
+    """One SKU's baselines; empty where the tree has none."""
+    return tree.get(sku, Baselines(sku=sku, rows={}, environments={}))
+
+
+def _counts(changes: Iterable[Change]) -> str:
+    """How many rows differ, by kind."""
+    kinds = [change.kind for change in changes]
+    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in Kind if kind in kinds)
+
+
+def _line(change: Change) -> str:
+    """One row that differs."""
+    percent = "" if change.change is None else f"{change.change:+.1%}"
+    details = f" ({'; '.join(change.details)})" if change.details else ""
+    return f"  {change.kind:<7} {percent:>7}  {change.node_id}{details}"
+
+
+@app.command()
+def prune(
+    directory: Directory = DEFAULT,
+    cases: Annotated[Path, typer.Option("--cases", metavar="DIR", help="The folder of the cases.")] = Path("cases"),
+    sku: Sku = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and leave it.")] = False,
+) -> None:
+    """Remove the rows whose case does not exist any more. Nothing is removed unless all cases can be collected."""
+    chosen = _chosen(sku, skus(directory), directory)
+    collection = collect(cases)
+    folder, prefix = _relative(cases, Path(collection.root)), fixed_prefix(collection.patterns)
+    console = Console(highlight=False, soft_wrap=True)
+    count = 0
+    for name in chosen:
+        store = Store(directory=directory, sku=name, prefix=prefix)
+        gone = _gone(store.load(), collection, folder)
+        if not dry_run:
+            store.update({}, {}, remove=gone)
+        for node_id in gone:
+            console.print(Text(f"{'would remove' if dry_run else 'removed'} {name}: {node_id}"))
+        count += len(gone)
+    console.print(f"{count} {'row' if count == 1 else 'rows'} without a case")
+
+
+def _relative(cases: Path, root: Path) -> str:
+    """The cases' folder as node ids begin with it: relative to pytest's root folder."""
+    try:
+        folder = cases.resolve().relative_to(root.resolve())
+    except ValueError:
+        raise UsageError(
+            f"--cases {cases}: lies outside pytest's root folder {root}; run this where pytest runs"
+        ) from None
+    return f"{folder.as_posix()}/" if folder.parts else ""
+
+
+def _gone(baselines: Baselines, collection: Collection, folder: str) -> tuple[str, ...]:
+    """The ids whose case file is gone, or was collected whole without them."""
+    stored = {split_node_id(node_id)[0] for node_id in baselines.rows}
+    deleted = {file for file in stored if file.startswith(folder) and not (Path(collection.root) / file).exists()}
+    whole = (set(collection.files) | deleted) - set(collection.skipped)
+    return missing(baselines.rows, collection.items, {file for file in whole if file.startswith(folder)})

@@ -1,0 +1,298 @@
+"""From measurements to evidence and records: utilization against a ceiling, what is implausible, what is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from perfsuite.baseline import Declared, Row
+from perfsuite.hardware.device import Device
+from perfsuite.measure import ceiling as measured
+from perfsuite.measure.measurement import CeilingSample, Measurement, TimeSummary
+from perfsuite.record import (
+    AttemptPart,
+    BaselinePart,
+    CeilingPart,
+    ControlPart,
+    DevicePart,
+    Record,
+    TimePart,
+)
+from perfsuite.units import format_si, s_to_us
+from perfsuite.utilization import Ceiling, Part, arithmetic_intensity, compute_ceiling, ideal_time_s, memory_ceiling
+from perfsuite.verdict import Attempt, Evidence, Failure, Verdict
+
+IMPLAUSIBLE_MEASURED = 3.0
+"""A measured ceiling is itself a measurement; three times it is no longer noise or a better kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedMeasurement:
+    """One attempt's measurement, when it started (seconds into the session), and whether its process was fresh."""
+
+    measurement: Measurement
+    start_s: float
+    fresh: bool
+
+
+@dataclass(kw_only=True)
+class Ceilings:
+    """The denominators of one session: the data sheet's, or the best rates measured so far."""
+
+    device: Device
+    _best: dict[str, CeilingSample] = field(default_factory=dict)
+
+    def note(self, measurement: Measurement) -> None:
+        """Keep what an attempt offers as a ceiling where it is the best of its key."""
+        sample = measurement.ceiling
+        if sample is not None and math.isfinite(sample.rate_per_s):
+            best = self._best.get(sample.key)
+            if best is None or sample.rate_per_s > best.rate_per_s:
+                self._best[sample.key] = sample
+
+    def of(self, measurement: Measurement) -> CeilingPart | None:
+        """What this measurement's rate is held against; None where nothing is known."""
+        if self.device.hardware() is not None:
+            return self._datasheet(measurement)
+        best = self._best.get(_key(measurement))
+        if best is None:
+            return None
+        kind = {"mfu": "compute", "mbu": "memory"}.get(measurement.metric, "calls")
+        return CeilingPart(
+            kind=kind, value=best.rate_per_s, unit=best.unit, source="measured", detail=f"best of {best.detail}"
+        )
+
+    def _datasheet(self, measurement: Measurement) -> CeilingPart | None:
+        """The dense peak; for several data types the rate at which each part would run at its own peak."""
+        hardware = self.device.hardware()
+        assert hardware is not None
+        if measurement.metric == "mbu":
+            return _part(memory_ceiling(hardware), "memory")
+        if measurement.metric != "mfu":
+            return None
+        peaks = {dtype: compute_ceiling(hardware, dtype) for dtype in measurement.flops_by_dtype}
+        known = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+        if len(known) < len(peaks) or not measurement.flops:
+            return None
+        ideal_s = ideal_time_s(
+            Part(flops=flops, peak_flops_per_s=known[dtype].value)
+            for dtype, flops in measurement.flops_by_dtype.items()
+        )
+        first = _part(known[next(iter(known))], "compute")
+        detail = " + ".join(peak.detail for peak in known.values())
+        return msgspec.structs.replace(first, value=measurement.flops / ideal_s, detail=detail)
+
+    def limit(self, ceiling: CeilingPart) -> float:
+        """The rate above which a measurement is a fault."""
+        if ceiling.source == "measured":
+            return ceiling.value * IMPLAUSIBLE_MEASURED
+        hardware = self.device.hardware()
+        return ceiling.value * (hardware.clock_scale(self.device.max_clock_mhz) if hardware else 1.0)
+
+
+def _part(ceiling: Ceiling, kind: str) -> CeilingPart:
+    """A data sheet's ceiling as the record keeps it."""
+    return CeilingPart(kind=kind, value=ceiling.value, unit=ceiling.unit, source=ceiling.source, detail=ceiling.detail)
+
+
+def _key(measurement: Measurement) -> str:
+    """Under which key the measured ceiling of this measurement is kept."""
+    if measurement.metric == "mfu":
+        return measured.compute_key(measurement.dtype)
+    if measurement.metric == "mbu":
+        return measured.memory_key(measurement.control.name) if measurement.control else "memory"
+    return measured.CALLS_KEY
+
+
+def work_of(measurement: Measurement) -> float:
+    """The work whose rate is judged: FLOPs, bytes, or one call."""
+    return {"mfu": float(measurement.flops), "mbu": float(measurement.nbytes or 0)}.get(measurement.metric, 1.0)
+
+
+def rates(measurement: Measurement) -> tuple[float, float, float]:
+    """Work per second at the median time, and at both ends of its interval (median, low, high)."""
+    work, time = work_of(measurement), measurement.time
+    return work / time.median_s, work / time.high_s, work / time.low_s if time.low_s > 0 else math.inf
+
+
+def declared_work(measurement: Measurement) -> Declared:
+    """What a baseline row of this measurement is compared by."""
+    control = measurement.control
+    return Declared(
+        flops=measurement.flops,
+        nbytes=measurement.nbytes,
+        wire_bytes=measurement.wire_bytes,
+        dtype=measurement.dtype,
+        precision=measurement.precision,
+        flop_convention=measurement.flop_convention,
+        launch=measurement.launch,
+        metric=measurement.metric,
+        control=control.name if control else None,
+        control_version=control.version if control else None,
+    )
+
+
+def gather_evidence(
+    attempts: Sequence[TimedMeasurement],
+    failure: Failure | None,
+    changes: tuple[str, ...],
+    ceilings: Ceilings,
+    *,
+    all_fresh: bool,
+) -> Evidence:
+    """The evidence of one case. ``all_fresh``: every attempt ran in a process of its own, so the first counts as a confirmation too."""
+    judged = [_attempt(each.measurement, ceilings) for each in attempts]
+    return Evidence(
+        attempts=tuple(judged[:1] + judged if all_fresh else judged),
+        failure=failure,
+        changes=changes,
+        implausible=_implausible(attempts, ceilings),
+    )
+
+
+def _attempt(measurement: Measurement, ceilings: Ceilings) -> Attempt:
+    ceiling = ceilings.of(measurement)
+    high = rates(measurement)[2] / ceiling.value if ceiling and measurement.metric != "latency_us" else None
+    return Attempt(
+        y=measurement.y,
+        low=measurement.y_low,
+        high=measurement.y_high,
+        utilization_high=high,
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        disturbed=measurement.disturbed,
+    )
+
+
+def _implausible(attempts: Sequence[TimedMeasurement], ceilings: Ceilings) -> str | None:
+    """Why a rate cannot be true; None where every one of them can."""
+    for each in attempts:
+        ceiling = ceilings.of(each.measurement)
+        rate = rates(each.measurement)[0]
+        if ceiling is None or each.measurement.metric == "latency_us" or not rate > ceilings.limit(ceiling):
+            continue
+        return (
+            f"{format_si(rate, ceiling.unit)} is {rate / ceiling.value:.0%} of the {ceiling.source} ceiling of "
+            f"{format_si(ceiling.value, ceiling.unit)} ({ceiling.detail}): "
+            "does the step wait for its work, and are flops and nbytes right?"
+        )
+    return None
+
+
+def build_record(
+    *,
+    run: str,
+    case: str,
+    verdict: Verdict,
+    failure: Failure | None,
+    latest: Measurement | None,
+    attempts: Sequence[TimedMeasurement],
+    device: Device,
+    ceilings: Ceilings,
+    row: Row | None,
+    row_environment: Mapping[str, str | None],
+    tolerance: float,
+    drill_percent: float,
+    environment: dict[str, str | None],
+) -> Record:
+    """The record of one case."""
+    base = Record(
+        run=run,
+        case=case,
+        verdict=verdict.outcome,
+        reason=verdict.reason,
+        device=DevicePart(sku=device.sku, name=device.name, uuid_hash=device.uuid_hash or ""),
+        attempts=tuple(_attempt_part(each) for each in attempts),
+        baseline=_baseline_part(row, row_environment, tolerance, verdict) if row else None,
+        drill_percent=drill_percent,
+        traceback=failure.traceback or None if failure else None,
+        environment=environment,
+    )
+    return base if latest is None else _with_measurement(base, latest, ceilings.of(latest))
+
+
+def _with_measurement(base: Record, measurement: Measurement, ceiling: CeilingPart | None) -> Record:
+    """The record with everything that was measured."""
+    value, interval = _value(measurement, ceiling)
+    control = measurement.control
+    intensity = arithmetic_intensity(flops=measurement.flops, nbytes=measurement.nbytes or 0)
+    return msgspec.structs.replace(
+        base,
+        metric=measurement.metric,
+        value=value,
+        interval=interval,
+        normalized=_finite(math.exp(measurement.y)),
+        workload=measurement.workload,
+        dtype=measurement.dtype,
+        launch=measurement.launch,
+        precision=measurement.precision,
+        flops=measurement.flops,
+        flop_convention=measurement.flop_convention,
+        nbytes=measurement.nbytes,
+        wire_bytes=measurement.wire_bytes,
+        ceiling=ceiling,
+        control=ControlPart(name=control.name, version=control.version, rate=control.rate_per_s, unit=control.unit)
+        if control
+        else None,
+        time_us=_time_part(measurement.time),
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        bound={"mfu": "compute", "mbu": "memory"}.get(measurement.metric, "launch"),
+        arithmetic_intensity=intensity,
+        conditions=measurement.conditions,
+    )
+
+
+def _value(measurement: Measurement, ceiling: CeilingPart | None) -> tuple[float | None, tuple[float, float] | None]:
+    """The metric's value with its interval: a utilization as a fraction, a latency in microseconds."""
+    if measurement.metric == "latency_us":
+        time = measurement.time
+        return _finite(s_to_us(time.median_s)), _pair(s_to_us(time.low_s), s_to_us(time.high_s))
+    if ceiling is None or not ceiling.value:
+        return None, None
+    median, low, high = rates(measurement)
+    return _finite(median / ceiling.value), _pair(low / ceiling.value, high / ceiling.value)
+
+
+def _time_part(time: TimeSummary) -> TimePart | None:
+    """The times in microseconds; None where no sample was kept."""
+    if not math.isfinite(time.median_s):
+        return None
+    low, high = _pair(s_to_us(time.low_s), s_to_us(time.high_s)) or (None, None)
+    return TimePart(median=s_to_us(time.median_s), low=low, high=high, samples=time.samples)
+
+
+def _pair(low: float, high: float) -> tuple[float, float] | None:
+    """An interval, or None where too few samples bound it."""
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _attempt_part(each: TimedMeasurement) -> AttemptPart:
+    measurement = each.measurement
+    return AttemptPart(
+        fresh=each.fresh,
+        start_s=round(each.start_s, 3),
+        normalized=_finite(math.exp(measurement.y)),
+        interval=_pair(math.exp(measurement.y_low), math.exp(measurement.y_high)),
+        time_us=_time_part(measurement.time),
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        disturbed=measurement.disturbed,
+    )
+
+
+def _baseline_part(row: Row, environment: Mapping[str, str | None], tolerance: float, verdict: Verdict) -> BaselinePart:
+    return BaselinePart(
+        value=row.value,
+        runs=row.runs,
+        environment=dict(environment),
+        tolerance=tolerance,
+        change=verdict.change,
+        change_interval=verdict.change_interval,
+        resolution=verdict.resolution,
+        peak_memory_bytes=row.peak_memory_bytes,
+    )

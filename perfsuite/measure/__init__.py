@@ -1,0 +1,1 @@
+"""Measuring inside a worker: clocks, controls, sampling, conditions, peak memory."""

@@ -1,0 +1,366 @@
+"""One attempt of one case inside a worker: build, check, warm up, sample beside the control, sum up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from perfsuite.hardware.catalogue import Hardware
+from perfsuite.measure import ceiling
+from perfsuite.measure.check import DisagreementError, NotANumberError, check_agreement, check_numbers
+from perfsuite.measure.clock import Clock, Step
+from perfsuite.measure.conditions import host_conditions, host_disturbance, host_snapshot
+from perfsuite.measure.control import Control, control_for
+from perfsuite.measure.drill import filler_for, make_drill
+from perfsuite.measure.launch import capture, launch_mode
+from perfsuite.measure.measurement import CeilingSample, ControlSummary, Measurement, Overhead, TimeSummary
+from perfsuite.measure.memory import peak_memory_bytes
+from perfsuite.measure.metric import metric_of
+from perfsuite.measure.precision import precision
+from perfsuite.measure.sampler import MIN_SAMPLES, Budget, ClockFaultError, Samples, StopRule, Subject, sample
+from perfsuite.measure.stats import Interval, median_interval
+from perfsuite.units import format_bytes, format_si, format_time_us, s_to_us
+from perfsuite.verdict import Failure, Outcome
+from perfsuite.workloads.base import Target, Work, Workload
+
+CACHE_RESIDENT_BYTES = 32 * 1024**2
+L2_ROTATIONS = 4
+MAX_COPIES = 64
+
+
+class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the coordinator asks of an attempt. Times in seconds, ``clear_above`` and ``half_width`` in ln(rate)."""
+
+    budget_s: float
+    iteration_limit_s: float
+    clear_above: float | None = None
+    half_width: float = 0.01
+    min_samples: int = MIN_SAMPLES
+    drill_percent: float = 0.0
+    memory_free_bytes: int | None = None
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """The device as a worker holds it: where torch builds, its clock, its data sheet, and ceilings measured so far."""
+
+    torch_device: str
+    target: Target
+    clock: Clock
+    hardware: Hardware | None = None
+    l2_bytes: int | None = None
+    read_device_conditions: Callable[[], dict[str, Any]] | None = None
+    ceilings: dict[str, CeilingSample] = field(default_factory=dict)
+
+    @property
+    def has_control(self) -> bool:
+        """Controls run where torch computes on the host's cores."""
+        return self.target.backend == "cpu"
+
+
+def attempt(
+    workload: Workload,
+    spec: AttemptSpec,
+    bench: Bench,
+    progress: Callable[[int, Interval], None] | None = None,
+) -> Measurement | Failure:
+    """Measure ``workload`` once; a Failure where it does not fit, is wrong, or the clock cannot be believed.
+
+    What the user's own code raises passes through, so that their traceback is shown.
+    """
+    __tracebackhide__ = True
+    work = workload.work()
+    if reason := _why_skip(workload, work, spec, bench):
+        return Failure(outcome=Outcome.SKIPPED, reason=reason)
+    with ExitStack() as stack:
+        flags = stack.enter_context(precision(workload.dtype, bench.target.backend))
+        try:
+            return _Attempt(workload=workload, work=work, spec=spec, bench=bench, flags=flags).run(progress)
+        except DisagreementError as error:
+            return Failure(outcome=Outcome.INCORRECT, reason=str(error))
+        except (NotANumberError, ClockFaultError) as error:
+            return Failure(outcome=Outcome.ERROR, reason=str(error))
+
+
+def _why_skip(workload: Workload, work: Work, spec: AttemptSpec, bench: Bench) -> str | None:
+    """The reason, with its arithmetic, why the case does not fit this device; None where it does."""
+    if reason := workload.unsupported(bench.target):
+        return f"{bench.target.sku}: {reason}"
+    needed = workload.memory_bytes()
+    if needed is not None and spec.memory_free_bytes is not None and needed > spec.memory_free_bytes:
+        return (
+            f"needs {format_bytes(needed)} of memory, {format_bytes(spec.memory_free_bytes)} are free "
+            f"on {bench.target.sku}"
+        )
+    return _too_slow(workload, work, spec, bench)
+
+
+def _too_slow(workload: Workload, work: Work, spec: AttemptSpec, bench: Bench) -> str | None:
+    """Why one iteration would pass the limit by the roofline; None where it would not, or nothing is known."""
+    peak, bandwidth = _rates(workload.dtype, work, bench)
+    compute_s = work.flops / peak if work.flops and peak else 0.0
+    memory_s = work.nbytes / bandwidth if work.nbytes and bandwidth else 0.0
+    if max(compute_s, memory_s) <= spec.iteration_limit_s:
+        return None
+    amount, rate = (
+        (format_si(work.flops or 0, "FLOP"), format_si(peak or 0, "FLOP/s"))
+        if compute_s >= memory_s
+        else (format_si(work.nbytes or 0, "B"), format_si(bandwidth or 0, "B/s"))
+    )
+    return (
+        f"one iteration takes at least {format_time_us(s_to_us(max(compute_s, memory_s)))} ({amount} at {rate}), "
+        f"the limit is {format_time_us(s_to_us(spec.iteration_limit_s))}"
+    )
+
+
+def _rates(dtype: str, work: Work, bench: Bench) -> tuple[float | None, float | None]:
+    """Peak operations and bytes per second: the data sheet's, or measured once per worker and data type."""
+    if bench.hardware is not None:
+        return bench.hardware.flops_per_s(dtype), bench.hardware.memory_bytes_per_s
+    compute = measured_compute(dtype, bench).rate_per_s if work.flops else None
+    return compute, measured_memory(bench).rate_per_s
+
+
+def measured_compute(dtype: str, bench: Bench) -> CeilingSample:
+    """The measured ceiling of a data type, probed the first time it is asked for."""
+    key = ceiling.compute_key(dtype)
+    if key not in bench.ceilings:
+        if bench.has_control and dtype in ceiling.NUMPY_DTYPES:
+            control = control_for(metric="mfu", flops=2 * 1024**3, nbytes=None, dtype=dtype)
+            rate = _best_rate(control, bench.clock)
+            bench.ceilings[key] = ceiling.from_control(control, rate, metric="mfu", dtype=dtype) or _never(key)
+        else:
+            bench.ceilings[key] = ceiling.probe_compute(dtype, bench.torch_device, bench.clock)
+    return bench.ceilings[key]
+
+
+def measured_memory(bench: Bench) -> CeilingSample:
+    """The measured memory rate for large sizes, probed the first time it is asked for."""
+    if "memory" not in bench.ceilings:
+        if bench.has_control:
+            control = control_for(metric="mbu", flops=0, nbytes=64 * 1024**2, dtype="fp32")
+            rate = _best_rate(control, bench.clock)
+            bench.ceilings["memory"] = CeilingSample(
+                key="memory", rate_per_s=rate, unit="B/s", detail=f"{control.name} {control.version}"
+            )
+        else:
+            bench.ceilings["memory"] = ceiling.probe_memory(bench.torch_device, bench.clock)
+    return bench.ceilings["memory"]
+
+
+def _never(key: str) -> CeilingSample:
+    """Numpy's data types always give a ceiling."""
+    raise AssertionError(f"no ceiling for {key}")
+
+
+def _best_rate(control: Control, clock: Clock) -> float:
+    """The control's best of a few calls."""
+    control.step()
+    return control.work / min(clock.time(control.step, 1).seconds for _ in range(ceiling.PROBE_REPEATS))
+
+
+@dataclass(kw_only=True)
+class _Attempt:
+    """The state of one attempt between its phases."""
+
+    workload: Workload
+    work: Work
+    spec: AttemptSpec
+    bench: Bench
+    flags: dict[str, str | bool]
+
+    def run(self, progress: Callable[[int, Interval], None] | None) -> Measurement:
+        """Build, check, sample, sum up."""
+        __tracebackhide__ = True
+        clock = self.bench.clock
+        start_s = clock.now_s()
+        step = self._build_checked()
+        flops = self._flops(step)
+        build_s = clock.now_s() - start_s
+        metric = metric_of(
+            self.workload, flops, self.work.nbytes, backend=self.bench.target.backend, hardware=self.bench.hardware
+        )
+        peak_bytes = peak_memory_bytes(step, self.bench.target.backend)
+        launch = launch_mode(metric, flops, self.work.nbytes, self.workload.dtype, self.bench.hardware)
+        if launch == "graph":
+            step, launch = capture(step)
+        control = self._control(metric, flops)
+        samples, conditions = self._sample(step, metric, flops, control, progress)
+        return self._summary(samples, conditions, metric, flops, control, launch, peak_bytes, start_s, build_s)
+
+    def _build_checked(self) -> Step:
+        """Build, run once, compare with the reference, and look for NaN; on GPUs rotate over copies larger than L2."""
+        __tracebackhide__ = True
+        built = self.workload.build(self.bench.torch_device)
+        step, reference = built if isinstance(built, tuple) else (built, None)
+        result = step()
+        self.bench.clock.finish()
+        check_numbers(result)
+        if reference is not None:
+            check_agreement(
+                result,
+                reference(),
+                rtol=getattr(self.workload, "rtol", None),
+                atol=getattr(self.workload, "atol", None),
+            )
+        return self._rotated(step)
+
+    def _rotated(self, step: Step) -> Step:
+        """The step over enough independent copies that none of them is still in L2 when its turn comes again."""
+        l2_bytes, nbytes = self.bench.l2_bytes, self.work.nbytes
+        if self.bench.has_control or not l2_bytes or not nbytes:
+            return step
+        copies = min(math.ceil(L2_ROTATIONS * l2_bytes / nbytes), MAX_COPIES)
+        if copies <= 1:
+            return step
+        built = (self.workload.build(self.bench.torch_device) for _ in range(copies - 1))
+        steps = [step, *(other[0] if isinstance(other, tuple) else other for other in built)]
+        turn = 0
+
+        def rotate() -> Any:
+            nonlocal turn
+            turn = (turn + 1) % len(steps)
+            return steps[turn]()
+
+        return rotate
+
+    def _flops(self, step: Step) -> int:
+        """Declared FLOPs, or counted ones where the case declares none."""
+        if self.work.flops is not None:
+            return self.work.flops
+        from perfsuite.workloads.counting import count_flops
+
+        return count_flops(step)
+
+    def _control(self, metric: str, flops: int) -> Control | None:
+        """The control that runs beside the case, on a CPU."""
+        if not self.bench.has_control:
+            return None
+        return control_for(metric=metric, flops=flops, nbytes=self.work.nbytes, dtype=self.workload.dtype)
+
+    def _rate_work(self, metric: str, flops: int) -> float:
+        """The work that the judged rate counts: FLOPs, bytes, or one call."""
+        return {"mfu": float(flops), "mbu": float(self.work.nbytes or 0)}.get(metric, 1.0)
+
+    def _sample(
+        self,
+        step: Step,
+        metric: str,
+        flops: int,
+        control: Control | None,
+        progress: Callable[[int, Interval], None] | None,
+    ) -> tuple[Samples, dict[str, Any]]:
+        """Sample between two looks at the conditions."""
+        __tracebackhide__ = True
+        spec, clock = self.spec, self.bench.clock
+        drill = None
+        if spec.drill_percent:
+            filler = filler_for(self.bench.torch_device, metric)
+            drill = make_drill(step, filler, spec.drill_percent, clock)
+        subject = Subject(
+            step=step,
+            control=control.step if control else None,
+            drill=drill,
+            lead_in=control is not None and (self.work.nbytes or 0) <= CACHE_RESIDENT_BYTES,
+        )
+        before, start_s = host_snapshot(), clock.now_s()
+        samples = sample(
+            subject,
+            clock,
+            offset=self._offset(metric, flops, control),
+            rule=StopRule(clear_above=spec.clear_above, half_width=spec.half_width, min_samples=spec.min_samples),
+            budget=Budget(seconds=spec.budget_s),
+            progress=progress,
+        )
+        conditions = host_conditions(before, host_snapshot(), clock.now_s() - start_s)
+        conditions["dropped_samples"] = samples.dropped
+        if self.bench.read_device_conditions is not None:
+            conditions.update(self.bench.read_device_conditions())
+        return samples, conditions
+
+    def _offset(self, metric: str, flops: int, control: Control | None) -> float:
+        """ln(work / control work): what turns a ratio of times into one of rates."""
+        return math.log(self._rate_work(metric, flops)) - (math.log(control.work) if control else 0.0)
+
+    def _summary(
+        self,
+        samples: Samples,
+        conditions: dict[str, Any],
+        metric: str,
+        flops: int,
+        control: Control | None,
+        launch: str,
+        peak_bytes: int | None,
+        start_s: float,
+        build_s: float,
+    ) -> Measurement:
+        """Medians and intervals of the samples, and where the wall time went."""
+        disturbed = self._disturbance(samples, conditions)
+        offset = self._offset(metric, flops, control)
+        y = median_interval([ratio + offset for ratio in samples.ratios()] or [math.nan])
+        time = median_interval(samples.case_s or [math.nan])
+        summary = self._control_summary(control, samples)
+        return Measurement(
+            workload=self.workload.describe(),
+            dtype=self.workload.dtype,
+            metric=metric,
+            launch=launch,
+            precision=self.flags,
+            flops=flops,
+            flops_by_dtype=dict(self.work.flops_by_dtype) or {self.workload.dtype: flops},
+            flop_convention=self.work.flop_convention,
+            nbytes=self.work.nbytes,
+            wire_bytes=self.work.wire_bytes,
+            time=TimeSummary(median_s=time.median, low_s=time.low, high_s=time.high, samples=len(samples.case_s)),
+            y=y.median,
+            y_low=y.low,
+            y_high=y.high,
+            durations_s=tuple(samples.case_s),
+            control=summary,
+            ceiling=self._ceiling(metric, control, summary),
+            peak_memory_bytes=peak_bytes,
+            disturbed=disturbed,
+            conditions=conditions,
+            overhead=Overhead(
+                wall_s=self.bench.clock.now_s() - start_s,
+                build_s=build_s,
+                warmup_s=samples.warmup_s,
+                timed_s=samples.timed_s,
+                control_s=samples.control_wall_s,
+                sampling_wall_s=samples.wall_s,
+            ),
+            drill_percent=self.spec.drill_percent,
+        )
+
+    def _disturbance(self, samples: Samples, conditions: dict[str, Any]) -> str | None:
+        """Why this attempt does not count."""
+        if not self.bench.has_control:
+            reason = conditions.get("disturbed")
+            return str(reason) if reason else None
+        return host_disturbance(conditions, kept=len(samples.case_s), dropped=samples.dropped, needed=MIN_SAMPLES)
+
+    def _control_summary(self, control: Control | None, samples: Samples) -> ControlSummary | None:
+        """The control's median rate."""
+        if control is None:
+            return None
+        seconds = median_interval(samples.control_s or [math.nan]).median
+        return ControlSummary(
+            name=control.name, version=control.version, unit=f"{control.unit}/s", rate_per_s=control.work / seconds
+        )
+
+    def _ceiling(self, metric: str, control: Control | None, summary: ControlSummary | None) -> CeilingSample | None:
+        """What this attempt offers as a measured ceiling; None where the data sheet gives one."""
+        if self.bench.hardware is not None:
+            return None
+        if control is not None and summary is not None:
+            own = ceiling.from_control(control, summary.rate_per_s, metric=metric, dtype=self.workload.dtype)
+            if own is not None:
+                return own
+        if metric == "mfu":
+            return measured_compute(self.workload.dtype, self.bench)
+        return measured_memory(self.bench) if metric == "mbu" else None

@@ -1,0 +1,66 @@
+"""Measured ceilings, for devices whose data sheet is not in the catalogue: the best rate seen, labelled so."""
+
+from __future__ import annotations
+
+from perfsuite.dtypes import dtype_of
+from perfsuite.measure.clock import Clock
+from perfsuite.measure.control import Control
+from perfsuite.measure.measurement import CeilingSample
+
+PROBE_SIZES = (128, 256, 512, 1024)
+PROBE_LIMIT_S = 0.02
+PROBE_REPEATS = 5
+PROBE_BYTES = 256 * 1024**2
+NUMPY_DTYPES = ("fp32", "fp64")
+CALLS_KEY = "calls"
+
+
+def compute_key(dtype: str) -> str:
+    """The key under which rates of a data type are compared."""
+    return f"compute.{dtype}"
+
+
+def memory_key(control_name: str) -> str:
+    """The key under which memory rates are compared: those of one size, since caches make small sizes faster."""
+    return f"memory.{control_name}"
+
+
+def from_control(control: Control, rate_per_s: float, *, metric: str, dtype: str) -> CeilingSample | None:
+    """The control's own rate as a ceiling; None where numpy does not compute in the case's data type."""
+    if metric == "mfu":
+        if dtype not in NUMPY_DTYPES:
+            return None
+        key = compute_key(dtype)
+    elif metric == "mbu":
+        key = memory_key(control.name)
+    else:
+        key = CALLS_KEY
+    return CeilingSample(
+        key=key, rate_per_s=rate_per_s, unit=f"{control.unit}/s", detail=f"{control.name} {control.version}"
+    )
+
+
+def probe_compute(dtype: str, device: str, clock: Clock) -> CeilingSample:
+    """The best rate of torch's square matmuls in ``dtype``: sizes grow until one takes longer than PROBE_LIMIT_S."""
+    from perfsuite.workloads.gemm import Gemm
+
+    best, detail = 0.0, ""
+    for size in PROBE_SIZES:
+        step = Gemm(m=size, n=size, k=size, dtype=dtype).build(device)
+        step()
+        seconds = min(clock.time(step, 1).seconds for _ in range(PROBE_REPEATS))
+        if 2 * size**3 / seconds > best:
+            best, detail = 2 * size**3 / seconds, f"torch.matmul[{size},{dtype}]"
+        if seconds > PROBE_LIMIT_S:
+            break
+    return CeilingSample(key=compute_key(dtype), rate_per_s=best, unit=f"{dtype_of(dtype).unit}/s", detail=detail)
+
+
+def probe_memory(device: str, clock: Clock) -> CeilingSample:
+    """The best rate of a large device copy, bytes read and bytes written counted."""
+    from perfsuite.workloads.memory import Copy
+
+    step = Copy(nbytes=PROBE_BYTES).build(device)
+    step()
+    seconds = min(clock.time(step, 1).seconds for _ in range(PROBE_REPEATS))
+    return CeilingSample(key="memory", rate_per_s=2 * PROBE_BYTES / seconds, unit="B/s", detail="torch copy 256 MiB")

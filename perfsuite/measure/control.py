@@ -1,0 +1,99 @@
+"""Control kernels from libraries other than torch, timed in alternation with a case on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Step = Callable[[], Any]
+
+SMALLEST_GEMM, LARGEST_GEMM = 64, 1024
+CHAIN_LENGTH = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A kernel that torch has no part in: its name and library version, its work per call in ``unit``, and the call."""
+
+    name: str
+    version: str
+    work: float
+    unit: str
+    step: Step
+    buffers: tuple[object, ...] = ()
+    """What the step's raw pointers point to, kept alive."""
+
+
+def control_for(*, metric: str, flops: int, nbytes: int | None, dtype: str) -> Control:
+    """The control of a case by what bounds it: numpy's GEMM, libc's memmove of the same bytes, or tiny numpy calls."""
+    if metric == "mfu":
+        return gemm_control(flops, "float64" if dtype == "fp64" else "float32")
+    if metric == "mbu" and nbytes:
+        return memmove_control(nbytes)
+    return chain_control()
+
+
+def gemm_control(flops: int, dtype: str) -> Control:
+    """A square numpy GEMM with at most ``flops`` operations: the largest power of two that fits, from 64 to 1024."""
+    import numpy as np
+
+    exact = (max(flops, 1) / 2) ** (1 / 3)
+    size = min(max(2 ** math.floor(math.log2(max(exact, 1)) + 1e-9), SMALLEST_GEMM), LARGEST_GEMM)
+    generator = np.random.default_rng(seed=17)
+    a = generator.standard_normal((size, size)).astype(dtype)
+    b = generator.standard_normal((size, size)).astype(dtype)
+    out = np.empty_like(a)
+    return Control(
+        name=f"numpy.matmul[{size},{dtype}]",
+        version=np.__version__,
+        work=2.0 * size**3,
+        unit="FLOP",
+        step=lambda: np.matmul(a, b, out=out),
+    )
+
+
+def memmove_control(nbytes: int) -> Control:
+    """libc's memmove that reads and writes ``nbytes`` in all."""
+    import numpy as np
+
+    half = max(nbytes // 2, 1)
+    source = np.random.default_rng(seed=17).integers(0, 256, half, dtype=np.uint8)
+    target = np.zeros_like(source)
+    to, from_ = ctypes.c_void_p(target.ctypes.data), ctypes.c_void_p(source.ctypes.data)
+    size = ctypes.c_size_t(half)
+
+    def step() -> None:
+        ctypes.memmove(to, from_, size)  # type: ignore[arg-type] # ctypes converts once, here it would every call
+
+    return Control(
+        buffers=(source, target),
+        name=f"libc.memmove[{half}]",
+        version="-".join(part for part in platform.libc_ver() if part) or platform.system().lower(),
+        work=2.0 * half,
+        unit="B",
+        step=step,
+    )
+
+
+def chain_control() -> Control:
+    """A chain of numpy calls on 16 numbers each: interpreter and call overhead, no work to speak of."""
+    import numpy as np
+
+    a, b = np.linspace(0, 1, 16), np.linspace(1, 2, 16)
+    out = np.empty_like(a)
+
+    def step() -> None:
+        for _ in range(CHAIN_LENGTH):
+            np.add(a, b, out=out)
+
+    return Control(
+        name=f"numpy.add[16]x{CHAIN_LENGTH}",
+        version=np.__version__,
+        work=float(CHAIN_LENGTH),
+        unit="call",
+        step=step,
+    )

@@ -1,0 +1,37 @@
+"""How short kernels reach a GPU: launched one by one, or captured in a graph so that the launch is not what is timed."""
+
+from __future__ import annotations
+
+from perfsuite.hardware.catalogue import Hardware
+from perfsuite.measure.clock import Step
+
+LAUNCH_S = 20e-6
+"""A step whose roofline time is below this would be timed as its launch."""
+
+
+def launch_mode(metric: str, flops: int, nbytes: int | None, dtype: str, hardware: Hardware | None) -> str:
+    """``graph`` where the data sheet says that the work is shorter than a launch, else ``eager``.
+
+    It is decided by arithmetic alone, since it is part of what a baseline is compared by.
+    """
+    if hardware is None or metric == "latency_us":
+        return "eager"
+    peak, bandwidth = hardware.flops_per_s(dtype), hardware.memory_bytes_per_s
+    compute_s = flops / peak if peak else 0.0
+    memory_s = (nbytes or 0) / bandwidth if bandwidth else 0.0
+    return "graph" if 0 < max(compute_s, memory_s) < LAUNCH_S else "eager"
+
+
+def capture(step: Step) -> tuple[Step, str]:
+    """The replay of a graph that holds ``step``, and ``graph``; the step itself and ``eager`` where it cannot be captured."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return step, "eager"
+    return graph.replay, "graph"

@@ -1,0 +1,79 @@
+"""What a worker measured in one attempt, in the form in which it travels to the coordinator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a measurement."""
+
+
+class TimeSummary(_Part, frozen=True, kw_only=True):
+    """Seconds of one step: the median, its interval and the number of samples behind it."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+    samples: int
+
+
+class ControlSummary(_Part, frozen=True, kw_only=True):
+    """The control beside which the case was timed; ``rate_per_s`` is its median rate in ``unit`` per second."""
+
+    name: str
+    version: str
+    unit: str
+    rate_per_s: float
+
+
+class CeilingSample(_Part, frozen=True, kw_only=True):
+    """A measured rate that this attempt offers as a ceiling for cases of the same ``key``."""
+
+    key: str
+    rate_per_s: float
+    unit: str
+    detail: str
+
+
+class Overhead(_Part, frozen=True, kw_only=True):
+    """Where the wall time of an attempt went, in seconds."""
+
+    wall_s: float
+    build_s: float
+    warmup_s: float
+    timed_s: float
+    control_s: float
+    sampling_wall_s: float
+
+
+class Measurement(_Part, frozen=True, kw_only=True):
+    """One attempt of one case: declared work as built, times, what is judged, and the conditions around it.
+
+    ``y`` is ln(rate), less ln(control rate) where there is a control; ``durations_s`` are the samples of one step.
+    """
+
+    workload: dict[str, Any]
+    dtype: str
+    metric: str
+    launch: str
+    precision: dict[str, str | bool]
+    flops: int
+    flops_by_dtype: dict[str, int]
+    flop_convention: str
+    nbytes: int | None
+    wire_bytes: int
+    time: TimeSummary
+    y: float
+    y_low: float
+    y_high: float
+    durations_s: tuple[float, ...]
+    control: ControlSummary | None = None
+    ceiling: CeilingSample | None = None
+    peak_memory_bytes: int | None = None
+    disturbed: str | None = None
+    conditions: dict[str, Any] = {}
+    overhead: Overhead
+    drill_percent: float = 0.0

@@ -1,0 +1,206 @@
+"""Sampling one case: warm-up, pairs of control and case in ABBA order, looks at fixed counts, stop when certain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from perfsuite.measure.clock import Block, Clock, Step
+from perfsuite.measure.stats import LOOKS, Interval, median_interval
+
+TARGET_BLOCK_S = 0.004
+"""How long one timed block lasts; shorter steps are repeated, longer ones are timed one by one."""
+WARMUP_S = 0.1
+SETTLED = 0.05
+"""Warm-up ends once two blocks in a row differ by less than this, at the earliest after WARMUP_S."""
+WARMUP_BUDGET = 0.25
+"""The share of the budget that warm-up may take at most."""
+MIN_SAMPLES = LOOKS[0]
+
+
+class ClockFaultError(Exception):
+    """A block that took no time or less: the clock, or the step, cannot be believed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRule:
+    """When more samples cannot change the decision.
+
+    ``clear_above``: stop once the interval of y lies wholly above it, or wholly below it (a suspect).
+    ``half_width``: stop once the interval is this narrow on both sides, whatever it says.
+    """
+
+    clear_above: float | None = None
+    half_width: float = 0.01
+    min_samples: int = MIN_SAMPLES
+
+    def satisfied(self, interval: Interval, samples: int) -> bool:
+        """Whether the sampler may stop with this interval."""
+        if samples < self.min_samples or not math.isfinite(interval.low):
+            return False
+        if self.clear_above is not None and (interval.low > self.clear_above or interval.high < self.clear_above):
+            return True
+        return max(interval.high - interval.median, interval.median - interval.low) < self.half_width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is timed beside what: the step, the control's step where there is one, and the drill's extra work."""
+
+    step: Step
+    control: Step | None = None
+    drill: Callable[[int], None] | None = None
+    lead_in: bool = False
+    """Run one untimed iteration after each switch between case and control (data that lives in a cache)."""
+
+
+@dataclass(kw_only=True)
+class Samples:
+    """Seconds per iteration of case and control, pair by pair, with what the sampling cost."""
+
+    case_s: list[float] = field(default_factory=list)
+    control_s: list[float] = field(default_factory=list)
+    dropped: int = 0
+    iterations: int = 1
+    warmup_s: float = 0.0
+    timed_s: float = 0.0
+    control_wall_s: float = 0.0
+    wall_s: float = 0.0
+
+    def ratios(self) -> list[float]:
+        """ln(control time / case time) of each pair; ln(1 / case time) where there is no control."""
+        if not self.control_s:
+            return [-math.log(case) for case in self.case_s]
+        return [math.log(control / case) for case, control in zip(self.case_s, self.control_s, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long one attempt may sample, in seconds of wall time including the control."""
+
+    seconds: float
+    target_block_s: float = TARGET_BLOCK_S
+    warmup_s: float = WARMUP_S
+
+
+def sample(
+    subject: Subject,
+    clock: Clock,
+    *,
+    offset: float,
+    rule: StopRule,
+    budget: Budget,
+    progress: Callable[[int, Interval], None] | None = None,
+) -> Samples:
+    """Sample until ``rule`` is satisfied or the budget is spent; ``offset`` is ln(work / control work).
+
+    At least MIN_SAMPLES pairs are taken whatever the budget, so that there is an interval at all.
+    """
+    start_s = clock.now_s()
+    samples = Samples()
+    case_s = warm_up(subject.step, clock, budget)
+    control_s = warm_up(subject.control, clock, budget) if subject.control else 0.0
+    samples.iterations = _iterations(case_s, budget)
+    control_iterations = _iterations(control_s, budget) if control_s else 0
+    samples.warmup_s = clock.now_s() - start_s
+    sampling_start_s = clock.now_s()
+    for look in LOOKS:
+        while len(samples.case_s) < look and _may_go_on(samples, start_s, clock, budget):
+            _take_pair(subject, clock, samples, control_iterations)
+        samples.wall_s = clock.now_s() - sampling_start_s
+        spent = len(samples.case_s) < look
+        if len(samples.case_s) < MIN_SAMPLES or _is_certain(samples, offset, rule, progress) or spent:
+            break
+    return samples
+
+
+def warm_up(step: Step, clock: Clock, budget: Budget) -> float:
+    """Run until the block time is flat, bounded by the budget; returns seconds per iteration."""
+    start_s = clock.now_s()
+    previous = _checked(clock.time(step, 1), 1)
+    iterations = 1
+    while True:
+        current = _checked(clock.time(step, iterations), iterations)
+        elapsed_s = clock.now_s() - start_s
+        flat = abs(current - previous) <= SETTLED * previous
+        if elapsed_s >= WARMUP_BUDGET * budget.seconds or (flat and elapsed_s >= budget.warmup_s):
+            return current
+        iterations = _iterations(current, budget)
+        previous = current
+
+
+def _iterations(step_s: float, budget: Budget) -> int:
+    """How many iterations fill one block."""
+    return max(1, math.ceil(budget.target_block_s / step_s * 0.8))
+
+
+def _may_go_on(samples: Samples, start_s: float, clock: Clock, budget: Budget) -> bool:
+    """Whether another pair may be taken: the budget, stretched up to three times for the first MIN_SAMPLES."""
+    stretch = 3 if len(samples.case_s) < MIN_SAMPLES else 1
+    return clock.now_s() - start_s < stretch * budget.seconds
+
+
+def _take_pair(subject: Subject, clock: Clock, samples: Samples, control_iterations: int) -> None:
+    """One block of the case and one of the control, the order turned round every time; preempted pairs are dropped."""
+    taken = len(samples.case_s) + samples.dropped
+    control: Block | None = None
+    if subject.control and taken % 2 == 0:
+        control = _block(subject.control, clock, control_iterations, lead_in=subject.lead_in)
+    case = _case_block(subject, clock, samples.iterations)
+    if subject.control and taken % 2 == 1:
+        control = _block(subject.control, clock, control_iterations, lead_in=subject.lead_in)
+    case_s = _checked(case, samples.iterations)
+    samples.timed_s += case.seconds
+    if control is not None:
+        control_s = _checked(control, control_iterations)
+        samples.control_wall_s += control.seconds
+    if case.switched or (control is not None and control.switched):
+        samples.dropped += 1
+        return
+    samples.case_s.append(case_s)
+    if control is not None:
+        samples.control_s.append(control_s)
+
+
+def _case_block(subject: Subject, clock: Clock, iterations: int) -> Block:
+    """The case's block, with the drill's work inside the timed region where there is one."""
+    if subject.drill is None:
+        return _block(subject.step, clock, iterations, lead_in=subject.lead_in)
+    if subject.lead_in:
+        subject.step()
+    step, drill = subject.step, subject.drill
+
+    def drilled() -> None:
+        for _ in range(iterations):
+            step()
+        drill(iterations)
+
+    return clock.time(drilled, 1)
+
+
+def _block(step: Step, clock: Clock, iterations: int, *, lead_in: bool) -> Block:
+    """One timed block, after an untimed iteration where the data lives in a cache."""
+    if lead_in:
+        step()
+    return clock.time(step, iterations)
+
+
+def _checked(block: Block, iterations: int) -> float:
+    """Seconds per iteration; a ClockFaultError where they are not positive."""
+    seconds = block.seconds / iterations
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ClockFaultError(
+            f"{iterations} iteration(s) took {block.seconds!r} s: the clock ran backwards or stood still"
+        )
+    return seconds
+
+
+def _is_certain(
+    samples: Samples, offset: float, rule: StopRule, progress: Callable[[int, Interval], None] | None
+) -> bool:
+    """Look at the interval of y so far."""
+    interval = median_interval([ratio + offset for ratio in samples.ratios()])
+    if progress is not None:
+        progress(len(samples.case_s), interval)
+    return rule.satisfied(interval, len(samples.case_s))

@@ -1,0 +1,75 @@
+"""Which baseline rows ought to have had a case in this session: only those of files that were collected whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What the session was told to collect: its arguments, ignored paths and globs, and whether it reran failures only."""
+
+    arguments: tuple[str, ...]
+    directory: Path
+    root: Path
+    ignored: tuple[str, ...] = ()
+    ignored_globs: tuple[str, ...] = ()
+    partial: bool = False
+
+
+def whole_files(files: Iterable[str], selection: Selection, is_case_file: Callable[[Path], bool]) -> set[str]:
+    """Those of ``files`` (relative to the root) that were collected whole, or would have been were they still there."""
+    if selection.partial:
+        return set()
+    named, folders = _arguments(selection)
+    return {file for file in files if _is_whole(selection.root / file, selection, named, folders, is_case_file)}
+
+
+def _arguments(selection: Selection) -> tuple[set[Path], set[Path]]:
+    """The files and folders that were named without ``::``."""
+    paths = {(selection.directory / each).resolve() for each in selection.arguments if "::" not in each}
+    return {path for path in paths if path.suffix == ".py"}, {path for path in paths if path.suffix != ".py"}
+
+
+def _is_whole(
+    path: Path,
+    selection: Selection,
+    named: set[Path],
+    folders: set[Path],
+    is_case_file: Callable[[Path], bool],
+) -> bool:
+    """Whether nothing of ``path`` was left out."""
+    resolved = path.resolve()
+    if _is_ignored(resolved, selection):
+        return False
+    if resolved in named:
+        return True
+    return any(folder in resolved.parents for folder in folders) and is_case_file(path)
+
+
+def _is_ignored(path: Path, selection: Selection) -> bool:
+    ignored = [(selection.directory / each).resolve() for each in selection.ignored]
+    if any(each == path or each in path.parents for each in ignored):
+        return True
+    return any(fnmatch(str(path), str(selection.directory / glob)) for glob in selection.ignored_globs)
+
+
+def fixed_prefix(patterns: Sequence[str]) -> str:
+    """The folder that all globs begin with, ``cases/`` for ``cases/*.py``; empty where they do not share one."""
+    folders = {_literal_folder(pattern) for pattern in patterns}
+    only = folders.pop() if len(folders) == 1 else ""
+    return f"{only}/" if only else ""
+
+
+def _literal_folder(pattern: str) -> str:
+    """The leading folders of a glob that hold no wildcard."""
+    parts = pattern.split("/")[:-1]
+    literal = []
+    for part in parts:
+        if any(character in part for character in "*?["):
+            break
+        literal.append(part)
+    return "/".join(literal)

@@ -1,0 +1,101 @@
+"""pytest's way in: the options, when perfsuite is active, and which plugin takes part in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.settings import MARKER_ARGUMENTS, OPTIONS
+
+GPU_FLAG, GPU_DEST = "--gpu", "perfsuite_gpu"
+GPU_HELP = "hardware to measure on: auto, cpu, a family (a100) or a SKU (a100-sxm4-80gb)"
+WORKER_VARIABLE = "PERFSUITE_WORKER"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Every ``--perf-*`` option with its ini setting; ``--gpu`` is added later."""
+    group = parser.getgroup("perfsuite", "performance regression suite")
+    for option in OPTIONS:
+        if option.parse is None:
+            group.addoption(option.flag, action="store_true", default=False, dest=option.dest, help=option.help)
+            parser.addini(option.dest, option.help.replace("%%", "%"), type="bool", default=False)
+        else:
+            group.addoption(option.flag, default=None, dest=option.dest, metavar=option.metavar, help=option.help)
+            parser.addini(option.dest, option.help.replace("%%", "%"), type="string", default=None)
+    parser.addini("perf_cases", "globs of the files whose bench_* functions are cases", type="args", default=[])
+    parser.addini("perf_gpu", GPU_HELP, type="string", default=None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: Sequence[str]
+) -> Generator[None, Any, Any]:
+    """Register ``--gpu`` once the conftests are loaded: a project that defines one of its own keeps it."""
+    _forget_gpu_value(early_config, args)
+    result = yield
+    try:
+        parser.addoption(GPU_FLAG, default=None, dest=GPU_DEST, metavar="NAME", help=GPU_HELP)
+    except ValueError:
+        return result
+    return result
+
+
+def _forget_gpu_value(early_config: pytest.Config, args: Sequence[str]) -> None:
+    """Until ``--gpu`` is known, pytest takes its value for a path; take it out of the paths again."""
+    paths = getattr(early_config.known_args_namespace, "file_or_dir", None)
+    for flag, value in zip(args, args[1:], strict=False):
+        if flag == GPU_FLAG and paths and value in paths:
+            paths.remove(value)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Take part as a worker, as the session's coordinator, or not at all."""
+    arguments = ", ".join(f"{name}=..." for name in MARKER_ARGUMENTS)
+    config.addinivalue_line("markers", f"perf({arguments}): how a case is judged")
+    worker = os.environ.pop(WORKER_VARIABLE, None)
+    if worker is not None:
+        _configure_worker(config, worker)
+    elif is_explicit(config) or config.getini("perf_cases"):
+        _configure_session(config)
+
+
+def _configure_worker(config: pytest.Config, text: str) -> None:
+    """This process was started to measure."""
+    import msgspec
+
+    from perfsuite.collection import CollectionPlugin
+    from perfsuite.workers.hooks import WorkerPlugin
+    from perfsuite.workers.protocol import WorkerConfig
+
+    config.addinivalue_line("markers", "smoke: a quick subset of the cases")
+    config.pluginmanager.register(CollectionPlugin(config), "perfsuite-collection")
+    config.pluginmanager.register(WorkerPlugin(msgspec.json.decode(text, type=WorkerConfig)), "perfsuite-worker")
+
+
+def _configure_session(config: pytest.Config) -> None:
+    """This process is a session's own."""
+    from perfsuite.collection import CollectionPlugin
+    from perfsuite.interop.pytest_benchmark import quiet_table
+    from perfsuite.session import SessionPlugin, refuse_conflicts, settings_of
+
+    config.addinivalue_line("markers", "smoke: a quick subset of the cases")
+    try:
+        refuse_conflicts(config, explicit=is_explicit(config))
+        settings = settings_of(config)
+    except PerfsuiteError as error:
+        raise pytest.UsageError(str(error)) from None
+    quiet_table(config)
+    config.pluginmanager.register(CollectionPlugin(config), "perfsuite-collection")
+    config.pluginmanager.register(SessionPlugin(config, settings, explicit=is_explicit(config)), "perfsuite-session")
+
+
+def is_explicit(config: pytest.Config) -> bool:
+    """Whether ``--gpu`` or a ``--perf-*`` option was given on the command line."""
+    if getattr(config.option, GPU_DEST, None) is not None:
+        return True
+    return any(getattr(config.option, option.dest, None) not in (None, False) for option in OPTIONS)

@@ -1,0 +1,188 @@
+"""One frozen Record is one JSON line of a run's results."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from perfsuite.errors import FileError
+
+SCHEMA = 1
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a record: unknown keys are errors, so that a newer writer is noticed."""
+
+
+class DevicePart(_Part, frozen=True, kw_only=True):
+    """The device that was measured; the hash stands for the UUID, which is not stored."""
+
+    sku: str
+    name: str
+    uuid_hash: str
+    ranks: int = 1
+
+
+class CeilingPart(_Part, frozen=True, kw_only=True):
+    """The denominator of the utilization: ``value`` of ``unit`` per second, ``datasheet`` or ``measured``."""
+
+    kind: str
+    value: float
+    unit: str
+    source: str
+    detail: str = ""
+
+
+class ControlPart(_Part, frozen=True, kw_only=True):
+    """The control kernel: its library's version is part of the baseline's fingerprint, its rate is not."""
+
+    name: str
+    version: str
+    rate: float
+    unit: str
+
+
+class TimePart(_Part, frozen=True, kw_only=True):
+    """Time of one step in microseconds: median, its interval (null with too few samples), and how many samples."""
+
+    median: float
+    low: float | None
+    high: float | None
+    samples: int
+
+
+class AttemptPart(_Part, frozen=True, kw_only=True):
+    """One process's measurement, ``start_s`` into the session, or why it does not count."""
+
+    fresh: bool
+    start_s: float
+    normalized: float | None
+    interval: tuple[float, float] | None
+    time_us: TimePart | None
+    peak_memory_bytes: int | None = None
+    disturbed: str | None = None
+
+
+class BaselinePart(_Part, frozen=True, kw_only=True):
+    """The row that the case was judged against, and what came of it; relative figures are of the rate."""
+
+    value: float
+    runs: tuple[float, ...]
+    environment: dict[str, str | None]
+    tolerance: float
+    change: float | None = None
+    change_interval: tuple[float, float] | None = None
+    resolution: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+class Record(_Part, frozen=True, kw_only=True):
+    """All that a run knows of one case, in the order in which it is written."""
+
+    schema: int = SCHEMA
+    run: str
+    case: str
+    verdict: str
+    reason: str
+    metric: str | None = None
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    normalized: float | None = None
+    workload: dict[str, str | int | float | bool | None] = {}
+    dtype: str | None = None
+    launch: str | None = None
+    precision: dict[str, str | bool] = {}
+    flops: int | None = None
+    flop_convention: str | None = None
+    nbytes: int | None = None
+    wire_bytes: int = 0
+    device: DevicePart | None = None
+    ceiling: CeilingPart | None = None
+    control: ControlPart | None = None
+    time_us: TimePart | None = None
+    peak_memory_bytes: int | None = None
+    bound: str | None = None
+    arithmetic_intensity: float | None = None
+    attempts: tuple[AttemptPart, ...] = ()
+    conditions: dict[str, Any] = {}
+    baseline: BaselinePart | None = None
+    drill_percent: float = 0.0
+    traceback: str | None = None
+    environment: dict[str, str | None] = {}
+
+
+def _finite(value: object) -> object:
+    """``value`` in plain types, each NaN and infinity, however deep, as None: JSON has neither."""
+    if isinstance(value, _Part):
+        return _finite_part(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()  # a file name or a log may hold lone surrogates
+    if isinstance(value, dict):
+        return {_finite(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _finite_part(part: _Part) -> dict[str, object] | None:
+    """The part as `decode` takes it; None for one without a number that it cannot do without."""
+    plain = _finite_fields(part)
+    try:
+        msgspec.convert(plain, type(part))
+    except msgspec.ValidationError:
+        return None
+    return plain
+
+
+def _finite_fields(part: _Part) -> dict[str, object]:
+    """The fields of ``part``; a tuple that loses a number (an interval a bound) is None."""
+    fields = {name: (getattr(part, name), _finite(getattr(part, name))) for name in part.__struct_fields__}
+    return {
+        name: None if isinstance(value, tuple) and None in cast(list[object], plain) else plain
+        for name, (value, plain) in fields.items()
+    }
+
+
+def encode(record: Record) -> bytes:
+    """One JSON line without NaN or Infinity, which `decode` reads back."""
+    return msgspec.json.encode(_finite_fields(record)) + b"\n"
+
+
+def decode(line: bytes, where: str) -> Record:
+    """The record of one JSON line; a FileError that names ``where`` and the field otherwise."""
+    try:
+        schema = msgspec.json.decode(line, type=dict[str, Any]).get("schema")
+        if schema != SCHEMA:
+            raise FileError(f"{where}: schema {schema!r} is not known, only {SCHEMA} is; upgrade perfsuite")
+        return msgspec.json.decode(line, type=Record)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FileError(f"{where}: not a record: {error}; run the case again") from None
+
+
+def read(path: Path) -> list[Record]:
+    """Every record of a ``results.jsonl``, less a last line that a kill cut short; otherwise a FileError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from None
+    *lines, last = data.split(b"\n")
+    if not _cut_short(last):
+        lines.append(last)
+    records = [decode(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not records:
+        raise FileError(f"{path}: holds no record: the run ended before its first case; run it again")
+    return records
+
+
+def _cut_short(line: bytes) -> bool:
+    """Whether ``line``, which no newline ends, is not the whole of an object."""
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return True
+    return False

@@ -1,0 +1,196 @@
+"""pytest's hooks in the session's own process: select, run the gate in two passes, report each case, end rightly."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perfsuite.collect import MissingCase, is_case, missing_case, refuse_unstable_ids
+from perfsuite.errors import PerfsuiteError, UsageError
+from perfsuite.settings import OPTIONS, Settings, validate
+
+if TYPE_CHECKING:
+    from perfsuite.sessionrun import SessionRun
+
+case_key = pytest.StashKey[bool]()
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """The session's settings from command line and ini."""
+    from perfsuite.plugin import GPU_DEST
+
+    given = {option.flag: getattr(config.option, option.dest, None) for option in OPTIONS}
+    ini = {option.dest: config.getini(option.dest) for option in OPTIONS}
+    gpu = getattr(config.option, GPU_DEST, None) or config.getini("perf_gpu") or "auto"
+    if config.option.usepdb or config.option.trace:
+        given["--perf-in-process"] = True
+    return validate(gpu, given=given, ini=ini, directory=config.invocation_params.dir, root=config.rootpath)
+
+
+def refuse_conflicts(config: pytest.Config, *, explicit: bool) -> None:
+    """Plugins that would measure side by side, or turn a failed case green by running it again."""
+    distributed = getattr(config.option, "dist", "no") != "no" or bool(getattr(config.option, "tx", None))
+    if explicit and (distributed or hasattr(config, "workerinput")):
+        raise UsageError("--gpu and --perf-* do not go with xdist (-n): cases would disturb each other; leave out -n")
+    if getattr(config.option, "reruns", None):
+        raise UsageError("--reruns does not go with perfsuite: a failed case is never run again until it passes")
+
+
+class SessionPlugin:
+    """Coordinates one session. It never imports torch and measures nothing itself."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, *, explicit: bool) -> None:
+        self._config = config
+        self._settings = settings
+        self._explicit = explicit
+        self._distributed = getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
+        self._cases: list[pytest.Item] = []
+        self._missing: list[MissingCase] = []
+        self._run: SessionRun | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Refuse ids that cannot be trusted, prepare the run, and add an item for each baseline row without a case."""
+        cases = [item for item in items if is_case(item)]
+        try:
+            refuse_unstable_ids(cases)
+            self._refuse_markers(cases)
+            self._take_over(cases)
+            if cases and not self._distributed and not config.option.collectonly:
+                self._prepare(session, cases, items)
+        except PerfsuiteError as error:
+            raise pytest.UsageError(str(error)) from None
+
+    def _take_over(self, cases: Iterable[pytest.Item]) -> None:
+        """Mark the cases; in this process they set up nothing but pytest-benchmark's fixture, workers do the rest."""
+        from perfsuite.interop.pytest_benchmark import attach
+
+        for item in cases:
+            item.stash[case_key] = True
+            if self._settings.plan or self._distributed or not isinstance(item, pytest.Function):
+                continue
+            if not self._settings.in_process:
+                item.fixturenames = []
+            attach(item)
+
+    def _refuse_markers(self, cases: Iterable[pytest.Item]) -> None:
+        """Markers of other plugins that would undo a verdict."""
+        for item in cases:
+            for name in ("flaky", "xfail"):
+                if item.get_closest_marker(name):
+                    raise UsageError(
+                        f"{item.nodeid} is marked {name}: a verdict cannot be undone; set its tolerance, or skip it"
+                    )
+
+    def _prepare(self, session: pytest.Session, cases: list[pytest.Item], items: list[pytest.Item]) -> None:
+        """Find the device, read its baselines, and settle what each case is held to."""
+        from perfsuite.sessionrun import SessionRun
+
+        self._run = SessionRun(self._config, self._settings, cases)
+        if self._settings.plan:
+            return
+        self._missing = [missing_case(session, case, "") for case in self._run.missing_cases(session)]
+        if self._config.option.keyword or self._config.option.markexpr:
+            self._config.hook.pytest_deselected(items=self._missing)
+            self._missing = []
+        items.extend(self._missing)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Take note of what was selected."""
+        self._cases = [item for item in session.items if case_key in item.stash]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Measure case by case, report each as soon as it is settled, and put suspects off to fresh processes."""
+        if self._run is None or self._config.option.collectonly:
+            return None
+        if session.testsfailed and not session.config.option.continue_on_collection_errors:
+            raise session.Interrupted(
+                f"{session.testsfailed} error{'s' if session.testsfailed != 1 else ''} during collection"
+            )
+        try:
+            with self._run.measuring(session, [item.nodeid for item in self._cases]):
+                self._loop(session)
+        except PerfsuiteError as error:
+            raise pytest.UsageError(str(error)) from None
+        return True
+
+    def _loop(self, session: pytest.Session) -> None:
+        """Two passes over the cases; everything else runs as it comes; missing cases last."""
+        run = self._run
+        assert run is not None
+        last = [item for item in session.items if isinstance(item, MissingCase)]
+        first = [item for item in session.items if not isinstance(item, MissingCase)]
+        suspects = []
+        for index, item in enumerate(first):
+            if case_key in item.stash and run.wants_second_pass(item):
+                suspects.append(item)
+                continue
+            self._report(session, item, first[index + 1] if index + 1 < len(first) and not suspects else None)
+        for item in run.second_pass(suspects):
+            self._report(session, item, None)
+        for item in [*last, *run.newly_missing(session)]:
+            item.reason = run.missing_reason(item.nodeid)
+            self._report(session, item, None)
+
+    def _report(self, session: pytest.Session, item: pytest.Item, following: pytest.Item | None) -> None:
+        """Let pytest run the item's protocol: a case's call raises what its verdict asks for."""
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """A case's call: its verdict, its plan, or (without workers) its measurement."""
+        __tracebackhide__ = True
+        if case_key not in pyfuncitem.stash:
+            return None
+        if self._distributed:
+            pytest.skip("not measured under xdist; run without -n")
+        assert self._run is not None
+        self._run.conclude(pyfuncitem)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Say where the case is in a skip, instead of where in the plugin it was raised."""
+        report = yield
+        if case_key in item.stash and report.skipped and isinstance(report.longrepr, tuple):
+            path, line, _ = item.reportinfo()
+            report.longrepr = (str(path), (line or 0) + 1, report.longrepr[2])
+            if self._run is not None:
+                self._run.note_skip(item, report.longrepr[2])
+        return report
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
+        """The exit code: never 0 where a verdict failed, where nothing was judged, or where most is undecided."""
+        result = yield
+        if self._run is not None:
+            session.exitstatus = self._run.exit_status(int(session.exitstatus))
+            self._run.finish(int(session.exitstatus))
+        elif self._explicit and session.exitstatus == pytest.ExitCode.OK and not self._config.option.collectonly:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table, then each failure in one paragraph."""
+        if self._run is not None:
+            self._run.show(terminalreporter)
+
+    def pytest_unconfigure(self) -> None:
+        """Leave no worker behind, whatever happened."""
+        if self._run is not None:
+            with contextlib.suppress(Exception):
+                self._run.close()

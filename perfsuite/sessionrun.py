@@ -1,0 +1,403 @@
+"""One session from its cases to its exit code: device, lock, baselines, gate, run folder, summary."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from perfsuite.baseline import Action, Row, Store, merge_row, missing, suggest_rename
+from perfsuite.collect import MissingCase, is_case_file, missing_case
+from perfsuite.errors import UsageError
+from perfsuite.gate import CaseState, Gate, Request
+from perfsuite.hardware.selection import gather, select
+from perfsuite.missing import Selection, fixed_prefix, whole_files
+from perfsuite.planning import PlanTarget, plan_row, plan_target
+from perfsuite.record import Record
+from perfsuite.runfolder import LATEST, RunEnd, RunFolder, RunInfo, new_directory
+from perfsuite.settings import CaseSettings, Settings, case_settings
+from perfsuite.terminal import PlanRow, plan, progress_line, summary
+from perfsuite.verdict import CLEAN, FAILED, UNDECIDED, Outcome
+from perfsuite.workers.hooks import call_case
+from perfsuite.workers.inprocess import InProcess
+from perfsuite.workers.local import Launch
+from perfsuite.workers.pool import Pool
+from perfsuite.workers.protocol import Progress, WorkerConfig
+
+UNDECIDED_LIMIT = 0.5
+LOCK_WAIT_S = 3600.0
+
+
+class SessionRun:
+    """The state of one session; pytest's hooks in session.py call it in order."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, cases: Sequence[pytest.Item]) -> None:
+        self._config = config
+        self._settings = settings
+        self._collected = tuple(item.nodeid for item in cases)
+        self._patterns = tuple(config.getini("perf_cases"))
+        self._records: list[Record] = []
+        self._plan: list[PlanRow] = []
+        self._notes: list[str] = []
+        self._rows_refused: list[str] = []
+        self._folder: RunFolder | None = None
+        self._gate: Gate | None = None
+        self._measurer: Pool | InProcess | None = None
+        self._planned: PlanTarget | None = None
+        self._start_s = time.monotonic()
+        if settings.plan:
+            self._planned = plan_target(settings.gpu)
+            return
+        view = gather(settings.gpu)
+        self.device = select(settings.gpu, view=view)
+        self._uuid = view.uuid_of(self.device)
+        prefix = fixed_prefix(self._patterns)
+        self._store = Store(directory=settings.baselines, sku=self.device.sku, prefix=prefix)
+        self._baselines = self._store.load()
+        self._case_settings = {item.nodeid: self._marker_settings(item) for item in cases}
+
+    def _marker_settings(self, item: pytest.Item) -> CaseSettings:
+        """The nearest ``perf`` marker's word on each argument."""
+        arguments: dict[str, object] = {}
+        for marker in item.iter_markers("perf"):
+            if marker.args:
+                raise UsageError(f"{item.nodeid}: perf takes named arguments only, such as perf(tolerance=0.05)")
+            arguments = {**marker.kwargs, **arguments}
+        return case_settings(item.nodeid, arguments, sku=self.device.sku, family=self.device.family)
+
+    # Missing cases
+
+    def missing_cases(self, session: pytest.Session) -> tuple[str, ...]:
+        """Baseline rows of files that were collected whole, without a case."""
+        option = self._config.option
+        selection = Selection(
+            arguments=tuple(str(each) for each in self._config.args),
+            directory=self._config.invocation_params.dir,
+            root=self._config.rootpath,
+            ignored=tuple(option.ignore or ()),
+            ignored_globs=tuple(option.ignore_glob or ()),
+            partial=bool(getattr(option, "lf", False) or getattr(option, "stepwise", False)),
+        )
+        matches = partial(is_case_file, patterns=self._patterns, root=self._config.rootpath, named=False)
+        files = {case.partition("::")[0] for case in self._baselines.rows}
+        return missing(self._baselines.rows, self._collected, whole_files(files, selection, matches))
+
+    def newly_missing(self, session: pytest.Session) -> list[MissingCase]:
+        """Baseline rows whose case was skipped in this session."""
+        skipped = [record.case for record in self._records if record.verdict == Outcome.SKIPPED]
+        return [missing_case(session, case, "") for case in skipped if case in self._baselines.rows]
+
+    def missing_reason(self, case: str) -> str:
+        """What to tell of a missing case, with the new name that it probably has."""
+        skipped = next((record for record in self._records if record.case == case), None)
+        if skipped is not None:
+            reason = f"its baseline row is there, but it was skipped: {skipped.reason}"
+        else:
+            reason = "its baseline row is there, but the case is not"
+            renamed = suggest_rename(case, self._baselines.rows[case], self._records)
+            if renamed is not None:
+                reason += f"; was it renamed to {renamed}?"
+        reason += "; `perfsuite baselines prune` removes rows without a case"
+        self._add(Record(run=self._run_name, case=case, verdict=Outcome.MISSING, reason=reason))
+        return f"{Outcome.MISSING}: {reason}"
+
+    # Measuring
+
+    @contextmanager
+    def measuring(self, session: pytest.Session, selected: Sequence[str]) -> Generator[None]:
+        """Hold the device, write the run, and end every worker when it is over."""
+        if self._settings.plan:
+            yield
+            return
+        self._open_folder(selected)
+        with self._device_lock():
+            try:
+                yield
+                self._update_baselines()
+            except session.Failed:
+                self._update_baselines()
+                raise
+            finally:
+                self.close()
+
+    @property
+    def _run_name(self) -> str:
+        return self._folder.info.run if self._folder else ""
+
+    def _open_folder(self, selected: Sequence[str]) -> None:
+        """Create the run's folder and the gate that fills it."""
+        settings, root = self._settings, self._config.rootpath
+        directory = settings.report or new_directory(root / "reports")
+        info = RunInfo(
+            run=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            start=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            sku=self.device.sku,
+            device=self.device.name,
+            arguments=tuple(str(each) for each in self._config.invocation_params.args),
+            planned=tuple(selected),
+            deselected=len(self._collected) - len(selected),
+            drill_percent=settings.drill,
+        )
+        latest = None if settings.report else directory.parent / LATEST
+        self._folder = RunFolder(directory, info, latest=latest)
+        self._folder.open()
+        self._measurer = InProcess(self._worker_config()) if settings.in_process else Pool(self._launch())
+        self._gate = Gate(
+            settings=settings,
+            device=self.device,
+            baselines=self._baselines,
+            measurer=self._measurer,
+            run=info.run,
+            git_commit=_git_commit(root),
+            progress=self._show_progress,
+        )
+
+    def _worker_config(self) -> WorkerConfig:
+        device = self.device
+        return WorkerConfig(
+            fd=-1,
+            backend=device.backend,
+            device_index=device.index,
+            sku=device.sku,
+            compute_capability=device.compute_capability,
+            uuid=self._uuid,
+            l2_bytes=device.l2_bytes,
+            threads=self._settings.threads,
+        )
+
+    def _launch(self) -> Launch:
+        parameters = self._config.invocation_params
+        no_coverage = ("--no-cov",) if self._config.pluginmanager.hasplugin("_cov") else ()
+        return Launch(
+            args=(*(str(each) for each in parameters.args), *no_coverage),
+            directory=parameters.dir,
+            worker=self._worker_config(),
+            show_output=self._config.option.capture == "no",
+        )
+
+    @contextmanager
+    def _device_lock(self) -> Generator[None]:
+        """One session at a time on a device; the second says that it waits."""
+        from filelock import FileLock, Timeout
+
+        from perfsuite.locks import lock_path
+
+        lock = FileLock(lock_path(f"device {self.device.uuid_hash or self.device.sku} {self.device.index}"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            self._say(f"perfsuite: another session measures on {self.device.sku}; waiting until it is done")
+            limit_s = self._settings.session_timeout or LOCK_WAIT_S
+            try:
+                lock.acquire(timeout=limit_s)
+            except Timeout:
+                raise UsageError(
+                    f"{self.device.sku} was busy with another session for {limit_s:g} s; try later"
+                ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def wants_second_pass(self, item: pytest.Item) -> bool:
+        """Measure a case for the first time; True where fresh processes have to decide."""
+        if self._settings.plan or self._settings.in_process:
+            return False
+        assert self._gate is not None
+        state = self._gate.first_pass(Request(case=item.nodeid, settings=self._case_settings[item.nodeid]))
+        return state in self._gate.pending()
+
+    def second_pass(self, suspects: Sequence[pytest.Item]) -> Iterable[pytest.Item]:
+        """Measure suspects in fresh processes, then hand each on to be reported."""
+        if suspects:
+            assert self._gate is not None
+            for _ in self._gate.more_rounds():
+                for state in self._gate.pending():
+                    self._gate.confirm(state)
+        return suspects
+
+    def conclude(self, item: pytest.Function) -> None:
+        """A case's call in this process: plan it, or raise what its verdict asks for."""
+        __tracebackhide__ = True
+        if self._planned is not None:
+            self._plan.append(plan_row(item.nodeid, call_case(item), self._planned))
+            return
+        assert self._gate is not None
+        if isinstance(self._measurer, InProcess):
+            self._measurer.workload = call_case(item)
+            self._gate.first_pass(Request(case=item.nodeid, settings=self._case_settings[item.nodeid]))
+        state = self._gate.states[item.nodeid]
+        record = self._gate.record(state)
+        self._add(record)
+        self._feed(item, state, record)
+        item.user_properties.extend(_properties(record))
+        self._raise_verdict(record)
+
+    def _feed(self, item: pytest.Function, state: CaseState, record: Record) -> None:
+        """The durations as an ordinary entry of pytest-benchmark."""
+        from perfsuite.interop.pytest_benchmark import extra_info, feed
+
+        feed(item, state.latest.durations_s if state.latest else (), extra_info(record))
+
+    def _raise_verdict(self, record: Record) -> None:
+        """What pytest makes of the verdict."""
+        __tracebackhide__ = True
+        outcome, strict = Outcome(record.verdict), self._settings.strict
+        drill = f" (drill of {record.drill_percent:g} %)" if record.drill_percent else ""
+        text = f"{outcome}{drill}: {record.reason}"
+        if outcome in FAILED or (outcome in UNDECIDED and strict) or self._lacks_baseline(outcome):
+            pytest.fail(f"{text}\n\n{record.traceback}" if record.traceback else text, pytrace=False)
+        if outcome in UNDECIDED or outcome == Outcome.SKIPPED:
+            pytest.skip(text)
+
+    def _lacks_baseline(self, outcome: Outcome) -> bool:
+        return outcome == Outcome.NEW and self._settings.require_baseline and not self._settings.update_baselines
+
+    def note_skip(self, item: pytest.Item, reason: str) -> None:
+        """A case that pytest skipped before its call (a skip marker) has its record too."""
+        if self._gate is None or any(record.case == item.nodeid for record in self._records):
+            return
+        self._add(
+            Record(
+                run=self._run_name,
+                case=item.nodeid,
+                verdict=Outcome.SKIPPED,
+                reason=reason.removeprefix("Skipped: "),
+                drill_percent=self._settings.drill,
+            )
+        )
+
+    def _add(self, record: Record) -> None:
+        """Write a record as soon as it is final."""
+        self._records.append(record)
+        if self._folder is not None:
+            if not self._folder.info.environment and self._gate is not None and self._gate.environment.get("torch"):
+                self._folder.update(self._gate.environment)
+            self._folder.add(record)
+
+    def _update_baselines(self) -> None:
+        """Store the rows of clean cases, all at once; rows that would get worse without a reason stay as they are."""
+        gate = self._gate
+        if gate is None or not self._settings.update_baselines:
+            return
+        environment = {key: value for key, value in gate.environment.items() if key != "git_commit"}
+        rows: dict[str, Row] = {}
+        for case, state in gate.states.items():
+            row = gate.new_row(state)
+            if row is None or state.verdict is None or state.verdict.outcome not in CLEAN:
+                continue
+            merge = merge_row(
+                self._baselines.rows.get(case),
+                row,
+                reference=gate.reference(case),
+                tolerance=gate.tolerance(state.request),
+                accept=self._settings.accept,
+            )
+            if merge.action is Action.WRITTEN:
+                rows[case] = merge.row
+            elif merge.action is Action.REFUSED:
+                self._rows_refused.append(f"baseline of {case} kept: {merge.reason}")
+        self._store.update(rows, _environments(rows, environment, self._baselines.environments))
+        self._notes.append(f"baselines: {len(rows)} rows written to {self._store.folder}")
+        self._notes.extend(self._rows_refused)
+
+    # The end
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._measurer is not None:
+            self._measurer.close()
+
+    def exit_status(self, status: int) -> int:
+        """pytest's exit code, made worse where a verdict failed, most is undecided, or nothing was judged."""
+        if status != pytest.ExitCode.OK or self._settings.plan or self._folder is None:
+            return status
+        outcomes = [Outcome(record.verdict) for record in self._records]
+        if any(outcome in FAILED for outcome in outcomes):
+            return int(pytest.ExitCode.TESTS_FAILED)
+        with_row = [record for record in self._records if record.baseline is not None]
+        undecided = sum(record.verdict in UNDECIDED for record in with_row)
+        if with_row and undecided > UNDECIDED_LIMIT * len(with_row):
+            return int(pytest.ExitCode.TESTS_FAILED)
+        judged = any(outcome not in (Outcome.SKIPPED, Outcome.MISSING) for outcome in outcomes)
+        return status if judged else int(pytest.ExitCode.NO_TESTS_COLLECTED)
+
+    def finish(self, status: int) -> None:
+        """Note in run.json how the run ended."""
+        if self._folder is None or self._folder.info.complete:
+            return
+        outcomes = [Outcome(record.verdict) for record in self._records]
+        self._folder.close(
+            RunEnd(
+                time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                exit=status,
+                judged=sum(outcome not in (Outcome.SKIPPED, Outcome.MISSING) for outcome in outcomes),
+                undecided=sum(outcome in UNDECIDED for outcome in outcomes),
+                failed=sum(outcome in FAILED for outcome in outcomes),
+            )
+        )
+
+    def show(self, reporter: pytest.TerminalReporter) -> None:
+        """The plan, or the table of results and each failure in a paragraph."""
+        width = reporter._tw.fullwidth  # noqa: SLF001 - pytest has no public name for the terminal's width
+        color = reporter.hasmarkup
+        if self._plan:
+            reporter.write(plan(self._plan, width=width, color=color))
+        elif self._records:
+            notes = [*self._notes, f"results: {self._folder.directory}" if self._folder else ""]
+            reporter.write(summary(self._records, width=width, color=color, notes=notes))
+
+    def _reporter(self) -> pytest.TerminalReporter | None:
+        reporter: pytest.TerminalReporter | None = self._config.pluginmanager.get_plugin("terminalreporter")
+        return reporter
+
+    def _say(self, line: str) -> None:
+        reporter = self._reporter()
+        if reporter is not None:
+            reporter.write_line(line)
+        else:
+            print(line, file=sys.stderr)  # noqa: T201 - there is no reporter to tell it to
+
+    def _show_progress(self, case: str, look: Progress) -> None:
+        """One line that is written over while a case samples, on a terminal only."""
+        reporter = self._reporter()
+        if reporter is None or not reporter.isatty:
+            return
+        width = reporter._tw.fullwidth  # noqa: SLF001 - as above
+        reporter.rewrite(progress_line(case, look.samples, look.low, look.high, width), erase=True)
+
+
+def _environments(
+    rows: dict[str, Row], environment: dict[str, str | None], stored: object
+) -> dict[str, dict[str, str | None]]:
+    """The environments that the rows name: this session's under the empty name, and those of rows kept in part."""
+    del rows
+    assert isinstance(stored, dict)
+    return {**{name: dict(content) for name, content in stored.items()}, "": environment}
+
+
+def _properties(record: Record) -> list[tuple[str, object]]:
+    """What JUnit tells of a case."""
+    pairs = (("verdict", record.verdict), ("metric", record.metric), ("value", record.value))
+    return [*((name, value) for name, value in pairs if value is not None), *_drill_property(record)]
+
+
+def _drill_property(record: Record) -> list[tuple[str, object]]:
+    return [("drill_percent", record.drill_percent)] if record.drill_percent else []
+
+
+def _git_commit(root: Path) -> str | None:
+    """The commit of the project under test; None outside a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,64 @@
+"""pytest's hooks inside a worker: leave the session's files alone, and measure instead of running."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+
+import pytest
+
+from perfsuite.workers.protocol import WorkerConfig
+from perfsuite.workers.serve import Server, result_key
+from perfsuite.workloads.base import Workload
+
+_OWNED_BY_THE_SESSION = ("xmlpath", "basetemp", "htmlpath", "pastebin", "log_file", "report_log", "json_report_file")
+"""Options of pytest and common plugins that write files or clear folders: one process of a session may do that."""
+
+
+class WorkerPlugin:
+    """Registered in a process that was started as a worker."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._server = Server(config)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Switch off what belongs to the session's own process."""
+        for name in _OWNED_BY_THE_SESSION:
+            if hasattr(config.option, name):
+                setattr(config.option, name, None)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Serve the coordinator instead of running the items in order."""
+        with contextlib.suppress(BrokenPipeError):
+            self._server.serve(session.items)
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
+        """Call the case with its fixtures and measure the workload that it returns."""
+        __tracebackhide__ = True
+        pyfuncitem.stash[result_key] = self._server.measure(call_case(pyfuncitem))
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what went wrong in a case's setup, call or teardown."""
+        self._server.note(report)
+
+
+def call_case(item: pytest.Function) -> Workload:
+    """Call a case's function with its parameters and fixtures; pytest fails it where it returns no workload."""
+    __tracebackhide__ = True
+    parameters = inspect.signature(item.obj).parameters.values()
+    wanted = [each.name for each in parameters if each.default is each.empty and each.name in item.funcargs]
+    workload = item.obj(**{name: item.funcargs[name] for name in wanted})
+    if not isinstance(workload, Workload):
+        pytest.fail(not_a_workload(item.name, workload), pytrace=False)
+    return workload
+
+
+def not_a_workload(case: str, value: object) -> str:
+    """What to tell somebody whose case returns something else."""
+    return f"{case} returned {type(value).__name__}, not a workload: return Gemm(...), Kernel(...) or another workload"

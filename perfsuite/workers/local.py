@@ -1,0 +1,230 @@
+"""A worker as the coordinator holds it: started, asked, timed out, and ended with everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from perfsuite.errors import WorkerError
+from perfsuite.measure.attempt import AttemptSpec
+from perfsuite.measure.measurement import Measurement
+from perfsuite.verdict import Failure, Outcome
+from perfsuite.workers.bench import THREAD_VARIABLES
+from perfsuite.workers.protocol import (
+    ENVIRONMENT_VARIABLE,
+    Channel,
+    Done,
+    Failed,
+    Hello,
+    Measure,
+    Progress,
+    Reply,
+    WorkerConfig,
+)
+from perfsuite.workers.serve import STACK_SIGNAL
+
+START_LIMIT_S = 120.0
+STACK_WAIT_S = 1.0
+TAIL_LINES = 20
+_MAIN = (
+    "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('PERFSUITE_SYS_PATH')); "
+    "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+)
+_WARD = "read -r _; kill -KILL -{group} 2>/dev/null"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How a worker is started: pytest's own arguments, the folder to start in, and whether its output is shown."""
+
+    args: tuple[str, ...]
+    directory: Path
+    worker: WorkerConfig
+    show_output: bool = False
+
+
+class WorkerGoneError(Exception):
+    """The worker ended, hung or could not start; the message is one line, ``detail`` what it left on its output."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class LocalWorker:
+    """One worker process on this host."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="perfsuite-worker-")  # noqa: SIM115 - lives as long as we
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
+        try:
+            self._process = self._start(launch, theirs)
+        finally:
+            theirs.close()
+        self._ward, self._ward_pipe = _start_ward(self._process.pid)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(ours, selectors.EVENT_READ)
+        self._pidfd = _watch_end(self._process.pid, self._selector)
+        self.environment: dict[str, str | None] = {}
+
+    def _start(self, launch: Launch, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        """pytest again, on the same arguments, with the coordinator's import path."""
+        config = msgspec.structs.replace(launch.worker, fd=theirs.fileno())
+        environment = {
+            **os.environ,
+            ENVIRONMENT_VARIABLE: msgspec.json.encode(config).decode(),
+            "PERFSUITE_SYS_PATH": json.dumps(sys.path),
+            **(dict.fromkeys(THREAD_VARIABLES, str(config.threads)) if config.backend == "cpu" else {}),
+        }
+        output = None if launch.show_output else self._log
+        return subprocess.Popen(
+            [sys.executable, "-c", _MAIN, "-p", "perfsuite.plugin", *launch.args],
+            cwd=launch.directory,
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+    def wait_ready(self) -> None:
+        """Wait until the worker has collected its cases; WorkerError with what it printed where it does not."""
+        try:
+            hello = self._receive(time.monotonic() + START_LIMIT_S)
+        except WorkerGoneError as gone:
+            self.kill()
+            raise WorkerError(f"a worker did not start: {gone}\n{gone.detail}") from None
+        if not isinstance(hello, Hello):
+            raise WorkerError(f"a worker answered {type(hello).__name__} before it was asked")
+        self.environment = hello.environment
+
+    def measure(
+        self, case: str, spec: AttemptSpec, *, limit_s: float, progress: Callable[[Progress], None]
+    ) -> Measurement | Failure:
+        """One attempt of one case; a Failure with outcome ERROR where the worker dies or passes ``limit_s``."""
+        deadline = time.monotonic() + limit_s
+        try:
+            self._channel.send(Measure(case=case, spec=spec))
+            while True:
+                reply = self._receive(deadline)
+                if isinstance(reply, Progress):
+                    progress(reply)
+                elif isinstance(reply, Done):
+                    return reply.measurement
+                elif isinstance(reply, Failed):
+                    return Failure(outcome=Outcome(reply.outcome), reason=reply.reason, traceback=reply.traceback)
+        except TimeoutError:
+            stacks = self._stacks()
+            self.kill()
+            return Failure(outcome=Outcome.ERROR, reason=f"hung: no result after {limit_s:g} s", traceback=stacks)
+        except (WorkerGoneError, ConnectionError) as gone:
+            self.kill()
+            detail = gone.detail if isinstance(gone, WorkerGoneError) else self._tail()
+            return Failure(outcome=Outcome.ERROR, reason=self._how_ended(), traceback=detail)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process can still be asked."""
+        return self._process.poll() is None
+
+    def _receive(self, deadline: float) -> Reply:
+        """The next message; TimeoutError at the deadline, WorkerGoneError where the process ended first."""
+        events = self._selector.select(max(0.0, deadline - time.monotonic()))
+        ready = {key.fd for key, _ in events}
+        if self._channel.fileno() in ready:
+            try:
+                return self._channel.receive_reply()
+            except EOFError:
+                self._process.wait()
+        elif not events:
+            raise TimeoutError
+        raise WorkerGoneError(self._how_ended(), self._tail())
+
+    def _how_ended(self) -> str:
+        """The end of the process in words."""
+        code = self._process.wait()
+        if code >= 0:
+            return f"the worker process ended with exit code {code}"
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        hint = " (the system ran out of memory?)" if -code == signal.SIGKILL else ""
+        return f"the worker process was ended by {name}{hint}"
+
+    def _tail(self, start: int = 0) -> str:
+        """The last lines that the worker printed."""
+        self._log.seek(start)
+        lines = self._log.read().decode("utf-8", "replace").splitlines()
+        return "\n".join(lines[-TAIL_LINES:])
+
+    def _stacks(self) -> str:
+        """The Python stacks of a worker that hangs, written by itself on a signal even while it holds the GIL."""
+        before = self._log.seek(0, os.SEEK_END)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_WAIT_S
+        while time.monotonic() < deadline and not self._selector.select(0.05):
+            if self._log.seek(0, os.SEEK_END) > before:
+                self._selector.select(0.05)
+                break
+        return self._tail(before)
+
+    def stop(self) -> None:
+        """Let the worker end by itself, and end it and its children if it does not."""
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the worker and every process in its group, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._ward.kill()
+        self._ward.wait()
+        with contextlib.suppress(OSError):
+            os.close(self._ward_pipe)
+        self._channel.close()
+        if self._pidfd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._pidfd)
+            self._pidfd = None
+
+
+def _start_ward(group: int) -> tuple[subprocess.Popen[bytes], int]:
+    """A shell that waits for this process to end, however it ends, and then kills the worker's process group."""
+    read_end, write_end = os.pipe()
+    ward = subprocess.Popen(
+        ["/bin/sh", "-c", _WARD.format(group=group)],
+        stdin=read_end,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(read_end)
+    return ward, write_end
+
+
+def _watch_end(pid: int, selector: selectors.BaseSelector) -> int | None:
+    """Watch for the end of the process itself: its forked children may hold the channel open."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+    selector.register(pidfd, selectors.EVENT_READ)
+    return pidfd

@@ -1,0 +1,117 @@
+"""The messages between the coordinator and a worker, and the channel that carries them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, TypeVar
+
+import msgspec
+
+from perfsuite.errors import WorkerError
+from perfsuite.measure.attempt import AttemptSpec
+from perfsuite.measure.measurement import Measurement
+
+ENVIRONMENT_VARIABLE = "PERFSUITE_WORKER"
+_T = TypeVar("_T")
+_HEADER = struct.Struct("!I")
+MAX_MESSAGE_BYTES = 256 * 1024**2
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is told when it starts: its end of the channel and the device to measure on."""
+
+    fd: int
+    backend: str
+    device_index: int
+    sku: str
+    compute_capability: str | None = None
+    uuid: str | None = None
+    l2_bytes: int | None = None
+    threads: int = 1
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """A worker is ready: the versions of what it measures with, and how many cases it has collected."""
+
+    environment: dict[str, str | None]
+    cases: int
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
+    """Measure one case."""
+
+    case: str
+    spec: AttemptSpec
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """A look at a case that is being sampled: the interval of ln(judged value)."""
+
+    samples: int
+    y: float
+    low: float
+    high: float
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The measurement."""
+
+    measurement: Measurement
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """No measurement: the outcome (ERROR, INCORRECT, SKIPPED), one line, and the user's traceback if there is one."""
+
+    outcome: str
+    reason: str
+    traceback: str = ""
+
+
+Reply = Hello | Progress | Done | Failed
+
+
+class Channel:
+    """Length-prefixed msgpack over a socket; one end in the coordinator, one in the worker."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait on."""
+        return self._end.fileno()
+
+    def send(self, message: Any) -> None:
+        """Write one message whole; BrokenPipeError where the other end is gone."""
+        data = msgspec.msgpack.encode(message)
+        self._end.sendall(_HEADER.pack(len(data)) + data)
+
+    def receive_reply(self) -> Reply:
+        """Read one message of a worker; EOFError where it is gone, WorkerError where it is not one of ours."""
+        return self._decode(Reply)  # type: ignore[arg-type]
+
+    def receive_measure(self) -> Measure:
+        """Read one message of the coordinator; EOFError where it is gone."""
+        return self._decode(Measure)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()
+
+    def _decode(self, type_: type[_T]) -> _T:
+        (length,) = _HEADER.unpack(self._read(_HEADER.size))
+        if length > MAX_MESSAGE_BYTES:
+            raise WorkerError(f"a message of {length} bytes on the worker's channel: something else writes to it")
+        try:
+            return msgspec.msgpack.decode(self._read(length), type=type_)
+        except msgspec.DecodeError as error:
+            raise WorkerError(f"the worker's channel carries something else: {error}") from None
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            chunk = self._end.recv(count - len(data))
+            if not chunk:
+                raise EOFError("the other end of the worker's channel is closed")
+            data += chunk
+        return bytes(data)

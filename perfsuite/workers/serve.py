@@ -1,0 +1,114 @@
+"""Inside a worker: take requests one by one, run the case's item, send back what came of it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+
+import pytest
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.measure.attempt import AttemptSpec, Bench, attempt
+from perfsuite.measure.measurement import Measurement
+from perfsuite.measure.stats import Interval
+from perfsuite.verdict import Failure, Outcome
+from perfsuite.workers.bench import prepare
+from perfsuite.workers.environment import environment
+from perfsuite.workers.protocol import Channel, Done, Failed, Hello, Progress, WorkerConfig
+from perfsuite.workloads.base import Workload
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Sent by the coordinator to a worker that hangs: it writes every thread's Python stack to its standard error."""
+
+result_key = pytest.StashKey[Measurement | Failure]()
+
+
+class Server:
+    """The worker's side: answers requests until the coordinator closes the channel."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._channel = Channel(socket.socket(fileno=config.fd))
+        self._bench: Bench | None = None
+        self._spec: AttemptSpec | None = None
+        self._reports: list[pytest.TestReport] = []
+        os.set_inheritable(config.fd, False)
+        faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+
+    def serve(self, items: list[pytest.Item]) -> None:
+        """Announce this worker, then measure what is asked for."""
+        cases = {item.nodeid: item for item in items}
+        self._bench = prepare(self._config)
+        self._channel.send(Hello(environment=environment(), cases=len(cases)))
+        while True:
+            try:
+                request = self._channel.receive_measure()
+            except (EOFError, ConnectionError):
+                return
+            item = cases.get(request.case)
+            if item is None:
+                self._channel.send(
+                    Failed(
+                        outcome=Outcome.ERROR,
+                        reason="a worker did not collect this case: its parameters change between collections",
+                    )
+                )
+                continue
+            self._channel.send(self._answer(item, request.spec))
+
+    def _answer(self, item: pytest.Item, spec: AttemptSpec) -> Done | Failed:
+        """Run the item through pytest's own protocol, so that fixtures work, and read what was left in its stash."""
+        self._spec, self._reports = spec, []
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        for report in self._reports:
+            if report.failed:
+                return Failed(outcome=Outcome.ERROR, reason=_crash_line(report), traceback=report.longreprtext)
+            if report.skipped:
+                return Failed(outcome=Outcome.SKIPPED, reason=_skip_reason(report))
+        result = item.stash[result_key]
+        if isinstance(result, Failure):
+            return Failed(outcome=result.outcome, reason=result.reason, traceback=result.traceback)
+        return Done(measurement=result)
+
+    def measure(self, workload: Workload) -> Measurement | Failure:
+        """Called while the item runs: measure the workload that its function returned."""
+        __tracebackhide__ = True
+        assert self._bench is not None
+        assert self._spec is not None
+        try:
+            return attempt(workload, self._spec, self._bench, self._progress)
+        except PerfsuiteError as error:
+            return Failure(outcome=Outcome.ERROR, reason=str(error))
+
+    def _progress(self, samples: int, interval: Interval) -> None:
+        self._channel.send(Progress(samples=samples, y=interval.median, low=interval.low, high=interval.high))
+
+    def note(self, report: pytest.TestReport) -> None:
+        """Keep a report of the item that runs."""
+        self._reports.append(report)
+
+
+def _crash_line(report: pytest.TestReport) -> str:
+    """The exception as one line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else report.longreprtext
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = lines[0] if lines else "failed without a message"
+    return f"out of memory: {line}" if _is_out_of_memory(text) else line
+
+
+def _is_out_of_memory(text: str) -> bool:
+    """Whether an exception's text says that memory ran out (torch's, numpy's or Python's words)."""
+    return any(
+        words in text
+        for words in ("OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError", "Unable to allocate")
+    )
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    """Why the case skipped itself."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return report.longreprtext

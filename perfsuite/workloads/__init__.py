@@ -1,0 +1,1 @@
+"""What cases return: declared work, and how to build it."""

@@ -1,0 +1,122 @@
+"""What a case returns: declared work and how to build it. Nothing here times anything or imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from perfsuite.dtypes import dtype_of
+from perfsuite.errors import CaseError
+
+Step = Callable[[], Any]
+"""A zero-argument callable that does one iteration; what it returns is only looked at for correctness."""
+
+Built = Step | tuple[Step, Step]
+"""What ``build`` returns: the step, or the step and its reference on the same inputs."""
+
+Description = dict[str, str | int | float | bool | None]
+
+PLAIN_FLOATS = ("fp64", "fp32", "bf16", "fp16")
+METRICS = ("mfu", "mbu", "latency_us")
+CONVENTIONS = ("exact", "palm", "torchtitan", "megatron", "hfu", "counted", "declared")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one step does: ``flops`` (or integer operations), bytes of memory traffic, bytes on the wire.
+
+    ``flops`` is None where nobody declared them (they are then counted once in the worker), 0 where the step does none.
+    ``flops_by_dtype`` splits them where a step computes in several data types; empty means all in the case's own.
+    """
+
+    flops: int | None
+    nbytes: int | None
+    wire_bytes: int = 0
+    flop_convention: str = "exact"
+    flops_by_dtype: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The device that a workload is asked about: backend (``cpu``, ``cuda``, ``rocm``, ``xpu``), SKU, capability."""
+
+    backend: str
+    sku: str
+    compute_capability: str | None = None
+
+    def at_least(self, major: int, minor: int = 0) -> bool:
+        """Whether a CUDA device's compute capability is at least ``major.minor``; False where it is not known."""
+        parts = (self.compute_capability or "").split(".")
+        if len(parts) != 2 or not all(part.isdigit() for part in parts):
+            return False
+        return (int(parts[0]), int(parts[1])) >= (major, minor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(ABC):
+    """One step's work, declared by arithmetic on shapes alone: cheap to construct, no tensors, no torch.
+
+    ``build(device)`` allocates for a torch device string and returns the step, or ``(step, reference)``: two callables
+    on the same inputs whose results must agree before anything is timed. Called again it returns an independent copy.
+    """
+
+    kind: ClassVar[str]
+    metric: ClassVar[str | None] = None
+    """Which figure is judged; None lets the arithmetic intensity decide between ``mfu`` and ``mbu``."""
+    fill: ClassVar[str] = "random"
+    """What the inputs hold; zeros draw less power than random numbers and run faster, so it is recorded."""
+
+    dtype: str = "fp32"
+
+    if TYPE_CHECKING:
+        # For type checkers alone: Kernel's build is a field, and a method here would become its default.
+        @property
+        def build(self) -> Callable[[str], Built]:
+            """Allocates on a torch device and returns what one iteration is."""
+
+    def __post_init__(self) -> None:
+        dtype_of(self.dtype)
+
+    @abstractmethod
+    def work(self) -> Work:
+        """The work of one step."""
+
+    @abstractmethod
+    def memory_bytes(self) -> int | None:
+        """Predicted peak memory of one copy and its step in bytes; None where it cannot be known."""
+
+    def unsupported(self, target: Target) -> str | None:
+        """Why this workload cannot run on ``target``, in a few words; None where it can."""
+        return None
+
+    def describe(self) -> Description:
+        """The kind and the parameters, for the record: plain values only."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {name: value for name, value in fields.items() if isinstance(value, str | int | float | bool | None)}
+        return {"kind": self.kind, "fill": self.fill, **plain}
+
+
+def positive_int(case: str, name: str, value: object) -> int:
+    """``value`` as a positive whole number, or a CaseError that names the workload and the argument."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CaseError(f"{case}: {name}={value!r} must be a whole number of at least 1")
+    return value
+
+
+def non_negative_count(case: str, name: str, value: object) -> int:
+    """``value`` as a finite count of at least 0 (``2e9`` is accepted), or a CaseError that names the argument."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise CaseError(f"{case}: {name}={value!r} must be a finite number of at least 0")
+    if value != int(value):
+        raise CaseError(f"{case}: {name}={value!r} must be a whole number")
+    return int(value)
+
+
+def plain_float(case: str, dtype: str) -> None:
+    """Nothing where ``dtype`` is one that element-wise work computes in, or a CaseError that names the workload."""
+    if dtype not in PLAIN_FLOATS:
+        raise CaseError(f"{case}: dtype={dtype!r} must be one of {', '.join(PLAIN_FLOATS)}")
