@@ -46,7 +46,7 @@ def _same_depth(relative: Path, pattern: str) -> bool:
 
 
 def is_case(item: pytest.Item) -> bool:
-    """Whether ``item`` is one of ours: a ``bench_*`` function of a case file that does not use pytest-benchmark itself."""
+    """Whether ``item`` is one of ours: a ``bench_*`` function of a case file that does not use pytest-benchmark."""
     return (
         isinstance(item, pytest.Function)
         and isinstance(item.parent, CaseModule)

@@ -143,7 +143,7 @@ def gather_evidence(
     *,
     all_fresh: bool,
 ) -> Evidence:
-    """The evidence of one case. ``all_fresh``: every attempt ran in a process of its own, so the first counts as a confirmation too."""
+    """The evidence of one case; with ``all_fresh`` the first attempt ran in a process of its own and confirms too."""
     judged = [_attempt(each.measurement, ceilings) for each in attempts]
     return Evidence(
         attempts=tuple(judged[:1] + judged if all_fresh else judged),

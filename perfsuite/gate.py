@@ -98,7 +98,7 @@ class Gate:
         measurer: Measurer,
         run: str,
         git_commit: str | None = None,
-        progress: Callable[[str, Progress], None] = lambda case, look: None,
+        progress: Callable[[str, Progress], None],
     ) -> None:
         self.settings = settings
         self.device = device

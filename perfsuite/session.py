@@ -150,7 +150,6 @@ class SessionPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """A case's call: its verdict, its plan, or (without workers) its measurement."""
-        __tracebackhide__ = True
         if case_key not in pyfuncitem.stash:
             return None
         if self._distributed:

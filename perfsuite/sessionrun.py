@@ -224,7 +224,6 @@ class SessionRun:
 
     def conclude(self, item: pytest.Function) -> None:
         """A case's call in this process: plan it, or raise what its verdict asks for."""
-        __tracebackhide__ = True
         if self._planned is not None:
             self._plan.append(plan_row(item.nodeid, call_case(item), self._planned))
             return
@@ -247,7 +246,6 @@ class SessionRun:
 
     def _raise_verdict(self, record: Record) -> None:
         """What pytest makes of the verdict."""
-        __tracebackhide__ = True
         outcome, strict = Outcome(record.verdict), self._settings.strict
         drill = f" (drill of {record.drill_percent:g} %)" if record.drill_percent else ""
         text = f"{outcome}{drill}: {record.reason}"

@@ -46,11 +46,10 @@ class FakeNvml:
     def _text(self, value: str) -> str | bytes:
         return value.encode() if self.in_bytes else value
 
-    def nvmlInit(self) -> None:
-        self._ask("nvmlInit")
+    def _init(self) -> None:
         self.open += 1
 
-    def nvmlShutdown(self) -> None:
+    def _shutdown(self) -> None:
         self.open -= 1
 
     def _ask(self, name: str) -> None:
@@ -75,13 +74,15 @@ class FakeNvml:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         answers: dict[str, Callable[..., Any]] = {
+            "nvmlInit": self._init,
+            "nvmlShutdown": self._shutdown,
             "nvmlSystemGetDriverVersion": lambda: self._text("570.86.10"),
             "nvmlDeviceGetCount": lambda: 1,
             "nvmlDeviceGetHandleByIndex": lambda index: UUID,
             "nvmlDeviceGetHandleByUUID": self._handle_by_uuid,
             "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": self._parent,
             "nvmlDeviceGetName": lambda handle: self._text("NVIDIA A100-SXM4-40GB"),
-            "nvmlDeviceGetUUID": lambda handle: self._text(handle),
+            "nvmlDeviceGetUUID": self._text,
             "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(
                 busId=self._text("00000000:07:00.0"), pciDeviceId=0x20B010DE
             ),

@@ -72,17 +72,22 @@ class FakeApi:
             raise RuntimeError(self.why_not)
 
 
-def torch(
-    cuda: FakeApi, *, xpu: FakeApi | None = None, version: str = "2.13.0", **built_for: str | None
-) -> SimpleNamespace:
-    builds = {"cuda": None, "hip": None, "xpu": None} | built_for
+def torch(cuda: FakeApi, *, xpu: FakeApi | None = None, built: str | None = None) -> SimpleNamespace:
+    """torch 2.13.0, ``built`` for ``cuda 12.8``, ``hip 6.4``, ``xpu 2025`` or nothing."""
+    builds: dict[str, str | None] = {"cuda": None, "hip": None, "xpu": None}
+    if built is not None:
+        name, _, version = built.partition(" ")
+        builds[name] = version
     return SimpleNamespace(
-        __version__=version, version=SimpleNamespace(**builds), cuda=cuda, xpu=FakeApi() if xpu is None else xpu
+        __version__="2.13.0",
+        version=SimpleNamespace(**builds),
+        cuda=cuda,
+        xpu=FakeApi() if xpu is None else xpu,
     )
 
 
 def test_a_cuda_device() -> None:
-    found = probe.report(torch(FakeApi(A100), cuda="12.8"), {})
+    found = probe.report(torch(FakeApi(A100), built="cuda 12.8"), {})
     assert found == TorchReport(
         version="2.13.0",
         backend="cuda",
@@ -106,13 +111,13 @@ def test_a_cuda_device() -> None:
 
 
 def test_a_rocm_device_by_torchs_own_version() -> None:
-    found = probe.report(torch(FakeApi(MI300X), hip="6.4"), {})
+    found = probe.report(torch(FakeApi(MI300X), built="hip 6.4"), {})
     assert (found.backend, found.runtime_version) == ("rocm", "ROCm 6.4")
     assert found.devices[0].compute_capability == "gfx942"
 
 
 def test_an_xpu_device_that_tells_less() -> None:
-    found = probe.report(torch(FakeApi(), xpu=FakeApi(MAX_1550), xpu_version=None), {})
+    found = probe.report(torch(FakeApi(), xpu=FakeApi(MAX_1550), built="xpu 2025"), {})
     device = found.devices[0]
     assert found.backend == "xpu"
     assert (device.sm_count, device.l2_bytes, device.driver_version) == (448, 204 * 1024**2, "1.3.29735")
@@ -122,14 +127,14 @@ def test_an_xpu_device_that_tells_less() -> None:
 
 def test_a_device_that_refuses_a_context_cannot_be_used() -> None:
     busy = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCompile with ...")
-    found = probe.report(torch(FakeApi(A100, memory=busy), cuda="12.8"), {})
+    found = probe.report(torch(FakeApi(A100, memory=busy), built="cuda 12.8"), {})
     assert found.devices[0].problem == "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
     assert found.devices[0].memory_total_bytes == 42 * 10**9
     assert found.usable == ()
 
 
 def test_a_lost_device_does_not_hide_the_others() -> None:
-    found = probe.report(torch(FakeApi({}, A100), cuda="12.8"), {})
+    found = probe.report(torch(FakeApi({}, A100), built="cuda 12.8"), {})
     assert found.devices[0].problem == "CUDA error: unspecified launch failure"
     assert [device.index for device in found.usable] == [1]
 
@@ -138,8 +143,12 @@ def test_a_lost_device_does_not_hide_the_others() -> None:
     ("fake", "problem"),
     [
         (torch(FakeApi()), "it is built without CUDA, ROCm or XPU"),
-        (torch(FakeApi(), xpu=FakeApi(), cuda="12.8"), "its CUDA runtime finds no device"),
-        (torch(FakeApi(init="The NVIDIA driver on your system is too old\nmore"), cuda="13.0"), "The NVIDIA driver"),
+        (torch(FakeApi(), built="cuda 12.8"), "its CUDA runtime finds no device"),
+        (torch(FakeApi(), built="xpu 2025"), "its XPU runtime finds no device"),
+        (
+            torch(FakeApi(init="The NVIDIA driver on your system is too old\nmore"), built="cuda 13.0"),
+            "The NVIDIA driver",
+        ),
     ],
 )
 def test_why_torch_has_no_gpu(fake: SimpleNamespace, problem: str) -> None:
@@ -161,7 +170,7 @@ def test_why_torch_has_no_gpu(fake: SimpleNamespace, problem: str) -> None:
     ],
 )
 def test_a_setting_that_hides_every_device_is_named(environment: dict[str, str], hidden_by: str | None) -> None:
-    assert probe.report(torch(FakeApi(), cuda="12.8"), environment).hidden_by == hidden_by
+    assert probe.report(torch(FakeApi(), built="cuda 12.8"), environment).hidden_by == hidden_by
 
 
 def test_what_a_library_prints_around_the_answer_is_passed_over() -> None:
@@ -186,7 +195,7 @@ def test_a_child_that_fails_is_a_report_without_devices(code: str, problem: str)
 
 
 def test_a_child_that_hangs_is_ended() -> None:
-    found = run_probe(command=python("input_wait = __import__('time').sleep(60)"), timeout_s=0.2)
+    found = run_probe(command=python("import threading; threading.Event().wait()"), timeout_s=0.2)
     assert found.problem == "the torch probe did not answer within 0.2 s"
 
 

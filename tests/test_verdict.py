@@ -31,8 +31,9 @@ POLICY = Policy(tolerance=0.03)
 ROW = Reference(runs=(0.0, 0.0, 0.0), prior_spread=0.003)
 
 
-def attempt(y: float, *, half_width: float = 0.001, **rest: object) -> Attempt:
-    return replace(Attempt(y=y, low=y - half_width, high=y + half_width), **rest)  # type: ignore[arg-type]
+def attempt(y: float = 0.0, *, half_width: float = 0.001, **rest: object) -> Attempt:
+    plain = Attempt(y=y, low=y - half_width, high=y + half_width)
+    return replace(plain, **rest)  # type: ignore[arg-type]
 
 
 def evidence(*ys: float, **rest: object) -> Evidence:
@@ -87,7 +88,7 @@ def test_every_outcome_has_one_consequence() -> None:
 def test_a_nan_is_an_error_wherever_it_stands(field: str, position: int) -> None:
     """The median of (nan, 0, 0) is 0 in Python: without the check a NaN would pass."""
     attempts = list(evidence(0.0, 0.0, 0.0, 0.0).attempts)
-    attempts[position] = replace(attempts[position], **{field: math.nan})
+    attempts[position] = attempt(**{field: math.nan})
     assert judge(Evidence(attempts=tuple(attempts)), ROW, POLICY).outcome is Outcome.ERROR
 
 
@@ -139,7 +140,8 @@ def test_a_strange_device_adds_its_spread() -> None:
 
 def test_one_run_has_no_spread_of_its_own() -> None:
     single = Reference(runs=(0.0,), prior_spread=0.003)
-    assert (single.degrees, single.spread) == (8, pytest.approx(0.003))
+    assert single.degrees == 8
+    assert single.spread == pytest.approx(0.003)
 
 
 @pytest.mark.parametrize(("controlled", "prior"), [(False, 0.003), (True, 0.03)])
@@ -180,7 +182,9 @@ def test_a_confirmed_slow_down_shows_its_numbers() -> None:
     verdict = judge(SLOW, ROW, POLICY)
     assert verdict.change == pytest.approx(-0.10)
     assert verdict.resolution == pytest.approx(0.00904, abs=1e-5)
-    assert verdict.change_interval == pytest.approx((0.9 * math.exp(-0.009078) - 1, 0.9 * math.exp(0.009078) - 1), abs=1e-5)
+    assert verdict.change_interval == pytest.approx(
+        (0.9 * math.exp(-0.009078) - 1, 0.9 * math.exp(0.009078) - 1), abs=1e-5
+    )
     assert verdict.reason == "-10.0% in 3 fresh processes, tolerance 3.0%; this row resolves 0.9%"
     assert not verdict.wants_confirmation
 

@@ -2,7 +2,7 @@
 
 from perfsuite.baseline.diff import Change, Kind, compare, missing, suggest_rename
 from perfsuite.baseline.loaded import Baselines
-from perfsuite.baseline.paths import fixed_prefix, split_node_id
+from perfsuite.baseline.paths import split_node_id
 from perfsuite.baseline.rows import (
     Declared,
     Row,
@@ -28,7 +28,6 @@ __all__ = [
     "differences",
     "environment_changes",
     "environment_name",
-    "fixed_prefix",
     "lower_bound",
     "make_row",
     "merge_row",

@@ -56,7 +56,7 @@ def _change(node_id: str, before: Baselines, after: Baselines) -> Change | None:
     work = differences(old, new.declared)
     environment = environment_changes(before.environment_of(old), after.environment_of(new))
     details = (*work, *_details(old, new), *environment)
-    if not details and (old.value, old.runs) == (new.value, new.runs):
+    if not details and (old.value, old.runs, old.best) == (new.value, new.runs, new.best):
         return None
     change = None if work else new.value / old.value - 1
     return Change(node_id=node_id, kind=Kind.CHANGED, change=change, details=details)
@@ -64,7 +64,7 @@ def _change(node_id: str, before: Baselines, after: Baselines) -> Change | None:
 
 def _details(old: Row, new: Row) -> tuple[str, ...]:
     """What differs besides the value and the work."""
-    names = ("peak_memory_bytes", "best", "devices", "accepted")
+    names = ("peak_memory_bytes", "devices", "accepted")
     pairs = ((name, getattr(old, name), getattr(new, name)) for name in names)
     return tuple(f"{name} {_text(before)} -> {_text(after)}" for name, before, after in pairs if before != after)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-import re
 import string
-from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from perfsuite.errors import FileError
@@ -27,14 +24,6 @@ def split_node_id(node_id: str) -> tuple[str, str]:
     if not separator:
         raise FileError(f"{node_id!r} is not the id of a case; it has no '::'")
     return file, key
-
-
-def fixed_prefix(patterns: Iterable[str]) -> str:
-    """The folder that all case files of ``perf_cases`` lie in, with its slash: ``cases/`` for ``cases/*.py``."""
-    fixed = [re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0].split("/") for pattern in patterns]
-    common = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*fixed, strict=False))
-    folder = "/".join(level[0] for level in common)
-    return f"{folder}/" if folder else ""
 
 
 def relative_path(file: str, prefix: str) -> PurePosixPath:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perfsuite.baseline import Baselines, Change, Kind, Row, Store, compare, fixed_prefix, missing, skus, split_node_id
+from perfsuite.baseline import Baselines, Change, Kind, Row, Store, compare, missing, skus, split_node_id
 from perfsuite.baseline.trees import Tree, load_folder, load_revision
 from perfsuite.commands.collect import Collection, collect
+from perfsuite.commands.console import output
 from perfsuite.errors import UsageError
+from perfsuite.missing import fixed_prefix
 
 app = typer.Typer(help="Show, compare and prune baselines.", no_args_is_help=True)
 
@@ -29,9 +30,14 @@ DEFAULT = Path("baselines")
 def show(sku: Sku = None, directory: Directory = DEFAULT) -> None:
     """List the stored rows: what is judged, how far its runs lie apart, what measured it."""
     tree = load_folder(directory)
-    console = Console(highlight=False)
+    console = output()
+    if not tree:
+        console.print(Text(f"no baselines in {directory}"), soft_wrap=True)
     for name in _chosen(sku, tree, directory):
-        console.print(_table(tree[name]))
+        console.print(Text(f"{name}\n", style="bold"))
+        for table in _tables(tree[name]):
+            console.print(table)
+            console.print()
         for environment, content in sorted(tree[name].environments.items()):
             console.print(Text(f"{environment}: {', '.join(f'{key} {value}' for key, value in content.items())}"))
 
@@ -44,22 +50,26 @@ def _chosen(sku: str | None, available: Iterable[str], directory: Path) -> list[
     return names if sku is None else [sku]
 
 
-def _table(baselines: Baselines) -> Table:
-    """One SKU's rows, below the name of their case file."""
-    table = Table(title=Text(baselines.sku), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+def _tables(baselines: Baselines) -> Iterator[Table]:
+    """One SKU's rows, a table for each case file."""
+    ids = sorted(baselines.rows, key=split_node_id)
+    for file, own in itertools.groupby(ids, key=lambda node_id: split_node_id(node_id)[0]):
+        yield _table(file, {split_node_id(node_id)[1]: baselines.rows[node_id] for node_id in own})
+
+
+def _table(file: str, rows: Mapping[str, Row]) -> Table:
+    """One case file's rows; reasons have a column where there are any."""
+    accepted = any(row.accepted for row in rows.values())
+    table = Table(title=Text(file), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
     table.add_column("case", overflow="fold", ratio=1)
     table.add_column("metric", overflow="fold", max_width=10)
     for header in ("judged", "spread"):
         table.add_column(header, no_wrap=True, justify="right")
     table.add_column("env", no_wrap=True)
-    table.add_column("accepted", overflow="fold", max_width=14)
-    file = ""
-    for node_id, row in sorted(baselines.rows.items(), key=lambda item: split_node_id(item[0])):
-        if split_node_id(node_id)[0] != file:
-            file = split_node_id(node_id)[0]
-            table.add_section()
-            table.add_row(Text(file, style="bold"))
-        table.add_row(*(Text(cell) for cell in _cells(split_node_id(node_id)[1], row)))
+    if accepted:
+        table.add_column("accepted", overflow="fold", max_width=16)
+    for key, row in rows.items():
+        table.add_row(*(Text(cell) for cell in _cells(key, row)[: len(table.columns)]))
     return table
 
 
@@ -87,13 +97,13 @@ def diff(
     """Compare two folders of baselines, or the working tree with a git revision (HEAD): the worst change first."""
     before = load_revision(directory, first) if second is None else load_folder(Path(first))
     after = load_folder(directory if second is None else Path(second))
-    console = Console(highlight=False, soft_wrap=True)
+    console = output()
     found = [(sku, compare(_of(before, sku), _of(after, sku))) for sku in sorted({*before, *after})]
     for sku, changes in found:
         if changes:
-            console.print(Text(f"{sku}: {_counts(changes)}"))
+            console.print(Text(f"{sku}: {_counts(changes)}"), soft_wrap=True)
         for change in changes:
-            console.print(Text(_line(change)))
+            console.print(Text(_line(change)), soft_wrap=True)
     if not any(changes for _, changes in found):
         console.print("no difference")
 
@@ -127,7 +137,7 @@ def prune(
     chosen = _chosen(sku, skus(directory), directory)
     collection = collect(cases)
     folder, prefix = _relative(cases, Path(collection.root)), fixed_prefix(collection.patterns)
-    console = Console(highlight=False, soft_wrap=True)
+    console = output()
     count = 0
     for name in chosen:
         store = Store(directory=directory, sku=name, prefix=prefix)
@@ -135,7 +145,7 @@ def prune(
         if not dry_run:
             store.update({}, {}, remove=gone)
         for node_id in gone:
-            console.print(Text(f"{'would remove' if dry_run else 'removed'} {name}: {node_id}"))
+            console.print(Text(f"{'would remove' if dry_run else 'removed'} {name}: {node_id}"), soft_wrap=True)
         count += len(gone)
     console.print(f"{count} {'row' if count == 1 else 'rows'} without a case")
 

@@ -106,7 +106,7 @@ def _remedy(view: SystemView) -> str:
     vendor = "NVIDIA" if view.nvml.gpus or not view.bus else view.bus[0].vendor
     build = _BUILDS.get(vendor, "CUDA")
     if view.torch.runtime_version is None:
-        return f"install a {build} build of torch"
+        return f"install torch built for {build}"
     return f"check the {vendor} driver"
 
 

@@ -127,15 +127,14 @@ def _rates(dtype: str, work: Work, bench: Bench) -> tuple[float | None, float | 
 
 
 def measured_compute(dtype: str, bench: Bench) -> CeilingSample:
-    """The measured ceiling of a data type, probed the first time it is asked for."""
+    """The measured ceiling of a data type, probed the first time it is asked for: torch's own, or numpy's if faster."""
     key = ceiling.compute_key(dtype)
     if key not in bench.ceilings:
+        best = ceiling.probe_compute(dtype, bench.torch_device, bench.clock)
         if bench.has_control and dtype in ceiling.NUMPY_DTYPES:
             control = control_for(metric="mfu", flops=2 * 1024**3, nbytes=None, dtype=dtype)
-            rate = _best_rate(control, bench.clock)
-            bench.ceilings[key] = ceiling.from_control(control, rate, metric="mfu", dtype=dtype) or _never(key)
-        else:
-            bench.ceilings[key] = ceiling.probe_compute(dtype, bench.torch_device, bench.clock)
+            best = ceiling.better(best, ceiling.from_control(control, _best_rate(control, bench.clock), key=key))
+        bench.ceilings[key] = best
     return bench.ceilings[key]
 
 
@@ -145,17 +144,10 @@ def measured_memory(bench: Bench) -> CeilingSample:
         if bench.has_control:
             control = control_for(metric="mbu", flops=0, nbytes=64 * 1024**2, dtype="fp32")
             rate = _best_rate(control, bench.clock)
-            bench.ceilings["memory"] = CeilingSample(
-                key="memory", rate_per_s=rate, unit="B/s", detail=f"{control.name} {control.version}"
-            )
+            bench.ceilings["memory"] = ceiling.from_control(control, rate, key="memory")
         else:
             bench.ceilings["memory"] = ceiling.probe_memory(bench.torch_device, bench.clock)
     return bench.ceilings["memory"]
-
-
-def _never(key: str) -> CeilingSample:
-    """Numpy's data types always give a ceiling."""
-    raise AssertionError(f"no ceiling for {key}")
 
 
 def _best_rate(control: Control, clock: Clock) -> float:
@@ -357,10 +349,17 @@ class _Attempt:
         """What this attempt offers as a measured ceiling; None where the data sheet gives one."""
         if self.bench.hardware is not None:
             return None
-        if control is not None and summary is not None:
-            own = ceiling.from_control(control, summary.rate_per_s, metric=metric, dtype=self.workload.dtype)
-            if own is not None:
-                return own
         if metric == "mfu":
-            return measured_compute(self.workload.dtype, self.bench)
+            return self._compute_ceiling(control, summary)
+        if control is not None and summary is not None:
+            key = ceiling.memory_key(control.name) if metric == "mbu" else ceiling.CALLS_KEY
+            return ceiling.from_control(control, summary.rate_per_s, key=key)
         return measured_memory(self.bench) if metric == "mbu" else None
+
+    def _compute_ceiling(self, control: Control | None, summary: ControlSummary | None) -> CeilingSample:
+        """The best of what was probed and of the control beside this case, where numpy computes in its data type."""
+        dtype = self.workload.dtype
+        best = measured_compute(dtype, self.bench)
+        if control is None or summary is None or dtype not in ceiling.NUMPY_DTYPES:
+            return best
+        return ceiling.better(best, ceiling.from_control(control, summary.rate_per_s, key=best.key))

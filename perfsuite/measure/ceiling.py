@@ -25,19 +25,16 @@ def memory_key(control_name: str) -> str:
     return f"memory.{control_name}"
 
 
-def from_control(control: Control, rate_per_s: float, *, metric: str, dtype: str) -> CeilingSample | None:
-    """The control's own rate as a ceiling; None where numpy does not compute in the case's data type."""
-    if metric == "mfu":
-        if dtype not in NUMPY_DTYPES:
-            return None
-        key = compute_key(dtype)
-    elif metric == "mbu":
-        key = memory_key(control.name)
-    else:
-        key = CALLS_KEY
+def from_control(control: Control, rate_per_s: float, *, key: str) -> CeilingSample:
+    """A control's own rate as the ceiling of ``key``."""
     return CeilingSample(
         key=key, rate_per_s=rate_per_s, unit=f"{control.unit}/s", detail=f"{control.name} {control.version}"
     )
+
+
+def better(one: CeilingSample, other: CeilingSample) -> CeilingSample:
+    """The higher of two ceilings; one that was not measured (NaN) never wins."""
+    return other if other.rate_per_s > one.rate_per_s else one
 
 
 def probe_compute(dtype: str, device: str, clock: Clock) -> CeilingSample:

@@ -1,4 +1,4 @@
-"""Does a step do what its reference does, and does it yield numbers at all? Looked at once, before anything is timed."""
+"""Does a step do what its reference does, and does it yield numbers at all? Looked at before anything is timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How short kernels reach a GPU: launched one by one, or captured in a graph so that the launch is not what is timed."""
+"""How short kernels reach a GPU: launched one by one, or captured in a graph so that no launch is timed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def launch_mode(metric: str, flops: int, nbytes: int | None, dtype: str, hardwar
 
 
 def capture(step: Step) -> tuple[Step, str]:
-    """The replay of a graph that holds ``step``, and ``graph``; the step itself and ``eager`` where it cannot be captured."""
+    """The replay of a graph that holds ``step``, and ``graph``; the step and ``eager`` where it cannot be captured."""
     import torch
 
     try:
