@@ -85,7 +85,7 @@ def bench_decode(m, n, k, dtype):
     return Gemm(m=m, n=n, k=k, dtype=dtype)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), DEEPBENCH, ids=["x".join(map(str, shape)) for shape in DEEPBENCH])
+@pytest.mark.parametrize(("m", "n", "k"), DEEPBENCH, ids=["-".join(map(str, shape)) for shape in DEEPBENCH])
 def bench_deepbench(m, n, k):
     return Gemm(m=m, n=n, k=k, dtype="fp32")
 

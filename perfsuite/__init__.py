@@ -43,10 +43,12 @@ _HOME_OF = {name: f"perfsuite.workloads.{home}" for home, names in _HOMES.items(
 __all__ = ["__version__", *_HOME_OF]  # noqa: PLE0604 - the names of the table above
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'perfsuite' has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name]), name)
+if not TYPE_CHECKING:  # a type checker that knew of it would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'perfsuite' has no attribute {name!r}")
+        return getattr(import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,19 @@ BENCHMARK_FIXTURE = "benchmark"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 _STABLE_TYPES = (str, bytes, int, float, complex, bool, type(None), re.Pattern, enum.Enum)
 
-case_key = pytest.StashKey[bool]()
+_ParameterSet = type(pytest.param())
 
 
 class CaseModule(pytest.Module):
     """A file of cases: functions named ``bench_*`` are collected beside tests."""
+
+    def funcnamefilter(self, name: str) -> bool:
+        """Cases, and whatever ``python_functions`` names."""
+        return name.startswith(CASE_PREFIX) or super().funcnamefilter(name)
+
+
+class CaseClass(pytest.Class):
+    """A test class in a file of cases, whose methods named ``bench_*`` are cases."""
 
     def funcnamefilter(self, name: str) -> bool:
         """Cases, and whatever ``python_functions`` names."""
@@ -49,7 +58,7 @@ def is_case(item: pytest.Item) -> bool:
     """Whether ``item`` is one of ours: a ``bench_*`` function of a case file that does not use pytest-benchmark."""
     return (
         isinstance(item, pytest.Function)
-        and isinstance(item.parent, CaseModule)
+        and isinstance(item.parent, CaseModule | CaseClass)
         and (item.originalname or item.name).startswith(CASE_PREFIX)
         and BENCHMARK_FIXTURE not in item.fixturenames
     )
@@ -57,12 +66,16 @@ def is_case(item: pytest.Item) -> bool:
 
 def refuse_unstable_ids(items: Iterable[pytest.Item]) -> None:
     """A UsageError that names both cases of one id, or a case whose id changes from run to run."""
-    seen: dict[str, pytest.Item] = {}
+    seen: set[str] = set()
+    checked: set[int] = set()  # every case of a function has the same marks: look at each of them once
     for item in items:
         if item.nodeid in seen:
             raise UsageError(f"two cases are called {item.nodeid}: give each its own id")
-        seen[item.nodeid] = item
-        _refuse_repeated_ids(item)
+        seen.add(item.nodeid)
+        for mark in item.iter_markers("parametrize"):
+            if id(mark) not in checked:
+                checked.add(id(mark))
+                _refuse_repeated_ids(item, mark)
         _refuse_unstable_id(item)
 
 
@@ -90,45 +103,53 @@ def _refuse_unstable_id(item: pytest.Item) -> None:
             )
 
 
-def _refuse_repeated_ids(item: pytest.Item) -> None:
+def _refuse_repeated_ids(item: pytest.Item, mark: pytest.Mark) -> None:
     """Two equal ids in one parametrize, which pytest tells apart by numbering them."""
-    for mark in item.iter_markers("parametrize"):
-        ids = _explicit_ids(mark)
-        repeated = next((each for each in ids if ids.count(each) > 1), None)
-        if repeated is not None:
-            first, second = _places(ids, repeated)
+    places: dict[str, int] = {}
+    for place, each in enumerate(_ids_before_numbering(mark)):
+        if each is not None and places.setdefault(each, place) != place:
             raise UsageError(
-                f"{item.nodeid}: the id {repeated!r} names both parameter set {first} and parameter set {second}; "
+                f"{item.nodeid}: the id {each!r} names both parameter set {places[each]} and parameter set {place}; "
                 "give each its own id"
             )
 
 
-def _places(ids: Sequence[str], wanted: str) -> tuple[int, int]:
-    """The first two positions of an id."""
-    places = [index for index, each in enumerate(ids) if each == wanted]
-    return places[0], places[1]
-
-
-def _explicit_ids(mark: pytest.Mark) -> list[str]:
-    """The ids of a parametrize mark as they are before pytest numbers repeated ones."""
-    if len(mark.args) < 2 and "argvalues" not in mark.kwargs:
-        return []
-    values = list(mark.args[1] if len(mark.args) > 1 else mark.kwargs["argvalues"])
-    given = mark.kwargs.get("ids", mark.args[3] if len(mark.args) > 3 else None)
-    names = None if given is None or callable(given) else [str(each) for each in given]
+def _ids_before_numbering(mark: pytest.Mark) -> list[str | None]:
+    """The ids of a parametrize mark as they are before pytest numbers repeated ones; None where it numbers anyway."""
+    given = {**dict(zip(("argnames", "argvalues", "indirect", "ids"), mark.args, strict=False)), **mark.kwargs}
+    names, values, ids = given.get("argnames", ()), list(given.get("argvalues", ())), given.get("ids")
+    if ids is not None and not callable(ids) and not hasattr(ids, "__len__"):
+        return []  # an iterator that pytest has used up
+    several = len(names.split(",") if isinstance(names, str) else names) > 1
+    listed = [] if ids is None or callable(ids) else list(ids)
+    make_id = ids if callable(ids) else None
     found = []
-    for index, value in enumerate(values):
-        own = getattr(value, "id", None) if hasattr(value, "marks") else None
-        if isinstance(own, str):
-            found.append(own)
-        elif names is not None and index < len(names) and names[index] != "None":
-            found.append(names[index])
-        elif callable(given):
-            found.append(repr((given(value), value)))
-        else:
-            plain = getattr(value, "values", value) if hasattr(value, "marks") else value
-            found.append(repr(plain))
+    for place, value in enumerate(values):
+        own = value.id if isinstance(value, _ParameterSet) else None
+        if own is None and place < len(listed) and listed[place] is not None:
+            own = str(listed[place])
+        parts = value.values if isinstance(value, _ParameterSet) else value if several else (value,)
+        found.append(own if isinstance(own, str) else _joined_id(parts, make_id))
     return found
+
+
+def _joined_id(parts: Iterable[object], make_id: Callable[[Any], object] | None) -> str | None:
+    """The id that pytest makes of the values of one parameter set."""
+    texts = [_text_of(part, make_id) for part in parts]
+    return None if None in texts else "-".join(str(text) for text in texts)
+
+
+def _text_of(value: object, make_id: Callable[[Any], object] | None) -> str | None:
+    """What pytest calls a value; None where it gives it the parameter's name and a number."""
+    made = make_id(value) if make_id is not None else None
+    if made is not None:
+        return str(made)
+    if isinstance(value, re.Pattern):
+        return str(value.pattern)
+    if isinstance(value, _STABLE_TYPES):
+        return value.decode("ascii", "backslashreplace") if isinstance(value, bytes) else str(value)
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else None
 
 
 class MissingFile(pytest.File):

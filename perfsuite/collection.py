@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import unittest
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from perfsuite.collect import CaseModule, is_case_file
+from perfsuite.collect import CaseClass, CaseModule, is_case_file
 
 
 class CollectionPlugin:
@@ -38,3 +40,14 @@ class CollectionPlugin:
             return None
         module: CaseModule = CaseModule.from_parent(parent, path=module_path)
         return module
+
+    def pytest_pycollect_makeitem(
+        self, collector: pytest.Module | pytest.Class, name: str, obj: object
+    ) -> pytest.Class | None:
+        """Test classes in case files: their methods may be cases; unittest's are left to its plugin."""
+        if not isinstance(collector, CaseModule | CaseClass) or not inspect.isclass(obj):
+            return None
+        if issubclass(obj, unittest.TestCase) or not collector.istestclass(obj, name):
+            return None
+        case_class: CaseClass = CaseClass.from_parent(collector, name=name, obj=obj)
+        return case_class

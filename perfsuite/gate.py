@@ -30,8 +30,12 @@ from perfsuite.workers.protocol import Progress
 
 EXTRA_ROUNDS = 2
 """How many more fresh processes a suspect may ask for where some were disturbed."""
-ITERATION_LIMIT_S = {"cpu": 0.25}
+ITERATION_LIMIT_S = {"cpu": 0.1}
 ITERATION_LIMIT_GPU_S = 2.0
+KNOWN_TO_FIT = 4
+"""A case with a baseline has fitted before: a slow moment of a measured ceiling must not skip it now."""
+MEMORY_SHARE = {"cpu": 0.5}
+"""A host's memory is everybody's; a GPU's is the case's."""
 ACCEPTABLE = frozenset({Outcome.REGRESSED, Outcome.CHANGED, Outcome.INCONCLUSIVE})
 FRESH_HALF_WIDTH = 1 / 8
 """How narrow, as a share of the tolerance, the interval of an attempt in a fresh process has to be."""
@@ -186,14 +190,16 @@ class Gate:
         request = state.request
         reference, tolerance = self.reference(request.case), self.tolerance(request)
         clear = None if fresh or reference is None else reference.median + math.log1p(-tolerance)
+        limit_s = ITERATION_LIMIT_S.get(self.device.backend, ITERATION_LIMIT_GPU_S)
+        free_bytes = self.device.memory_free_bytes
         return AttemptSpec(
             budget_s=request.settings.budget_s or self.settings.budget,
-            iteration_limit_s=ITERATION_LIMIT_S.get(self.device.backend, ITERATION_LIMIT_GPU_S),
+            iteration_limit_s=limit_s if reference is None else KNOWN_TO_FIT * limit_s,
             clear_above=clear,
             half_width=tolerance * FRESH_HALF_WIDTH,
             min_samples=20 if fresh else 10,
             drill_percent=self.settings.drill,
-            memory_free_bytes=self.device.memory_free_bytes,
+            memory_free_bytes=int(free_bytes * MEMORY_SHARE.get(self.device.backend, 1.0)) if free_bytes else None,
         )
 
     def tolerance(self, request: Request) -> float:

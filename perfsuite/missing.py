@@ -59,12 +59,15 @@ def _is_ignored(path: Path, selection: Selection) -> bool:
 
 def fixed_prefix(patterns: Sequence[str]) -> str:
     """The folder that all globs begin with, ``cases/`` for ``cases/*.py``; empty where they do not share one."""
-    folders = {_literal_folder(pattern) for pattern in patterns}
-    only = folders.pop() if len(folders) == 1 else ""
-    return f"{only}/" if only else ""
+    shared = []
+    for parts in zip(*(_literal_folders(pattern) for pattern in patterns), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return "".join(f"{part}/" for part in shared)
 
 
-def _literal_folder(pattern: str) -> str:
+def _literal_folders(pattern: str) -> list[str]:
     """The leading folders of a glob that hold no wildcard."""
     parts = pattern.split("/")[:-1]
     literal = []
@@ -72,4 +75,4 @@ def _literal_folder(pattern: str) -> str:
         if any(character in part for character in "*?["):
             break
         literal.append(part)
-    return "/".join(literal)
+    return literal

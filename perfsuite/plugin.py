@@ -45,11 +45,22 @@ def pytest_load_initial_conftests(
 
 
 def _forget_gpu_value(early_config: pytest.Config, args: Sequence[str]) -> None:
-    """Until ``--gpu`` is known, pytest takes its value for a path; take it out of the paths again."""
+    """Until ``--gpu`` is known, pytest takes its value for a path; take it out of the paths again.
+
+    A path that is there and names no hardware stays: a project's own ``--gpu`` may be a flag.
+    """
     paths = getattr(early_config.known_args_namespace, "file_or_dir", None)
     for flag, value in zip(args, args[1:], strict=False):
-        if flag == GPU_FLAG and paths and value in paths:
+        if flag != GPU_FLAG or not paths or value not in paths:
+            continue
+        if not (early_config.invocation_params.dir / value).exists() or _names_hardware(value):
             paths.remove(value)
+
+
+def _names_hardware(value: str) -> bool:
+    from perfsuite.hardware.catalogue import load
+
+    return value in ("auto", "cpu") or bool(load().find(value))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,6 +11,7 @@ import pytest
 from perfsuite.collect import MissingCase, is_case, missing_case, refuse_unstable_ids
 from perfsuite.errors import PerfsuiteError, UsageError
 from perfsuite.settings import OPTIONS, Settings, validate
+from perfsuite.verdict import Outcome
 
 if TYPE_CHECKING:
     from perfsuite.sessionrun import SessionRun
@@ -35,8 +36,17 @@ def refuse_conflicts(config: pytest.Config, *, explicit: bool) -> None:
     distributed = getattr(config.option, "dist", "no") != "no" or bool(getattr(config.option, "tx", None))
     if explicit and (distributed or hasattr(config, "workerinput")):
         raise UsageError("--gpu and --perf-* do not go with xdist (-n): cases would disturb each other; leave out -n")
-    if getattr(config.option, "reruns", None):
-        raise UsageError("--reruns does not go with perfsuite: a failed case is never run again until it passes")
+    if explicit:
+        refuse_reruns(config)
+
+
+def refuse_reruns(config: pytest.Config) -> None:
+    """Reruns by option or ini, which would run a failed case again until it passes."""
+    active = [getattr(config.option, name, None) for name in ("reruns", "force_reruns")]
+    with contextlib.suppress(KeyError, ValueError):  # pytest knows the setting only where its plugin is installed
+        active.append(int(config.getini("reruns") or 0))
+    if any(active):
+        raise UsageError("reruns do not go with perfsuite: a failed case is never run again until it passes")
 
 
 class SessionPlugin:
@@ -59,6 +69,8 @@ class SessionPlugin:
         cases = [item for item in items if is_case(item)]
         try:
             refuse_unstable_ids(cases)
+            if cases:
+                refuse_reruns(config)
             self._refuse_markers(cases)
             self._take_over(cases)
             if cases and not self._distributed and not config.option.collectonly:
@@ -128,16 +140,23 @@ class SessionPlugin:
         last = [item for item in session.items if isinstance(item, MissingCase)]
         first = [item for item in session.items if not isinstance(item, MissingCase)]
         suspects = []
-        for index, item in enumerate(first):
+        for item, following in zip(first, [*first[1:], None], strict=True):
             if case_key in item.stash and run.wants_second_pass(item):
                 suspects.append(item)
-                continue
-            self._report(session, item, first[index + 1] if index + 1 < len(first) and not suspects else None)
+            else:
+                self._report(session, item, self._certain(session, following))
         for item in run.second_pass(suspects):
             self._report(session, item, None)
         for item in [*last, *run.newly_missing(session)]:
             item.reason = run.missing_reason(item.nodeid)
             self._report(session, item, None)
+
+    def _certain(self, session: pytest.Session, following: pytest.Item | None) -> pytest.Item | None:
+        """What pytest may keep fixtures for: not for a case that may be put off, but for the session's rest."""
+        if following is None or case_key not in following.stash or self._settings.in_process or self._settings.plan:
+            return following
+        rest: MissingCase = MissingCase.from_parent(session, name="rest", reason="")
+        return rest
 
     def _report(self, session: pytest.Session, item: pytest.Item, following: pytest.Item | None) -> None:
         """Let pytest run the item's protocol: a case's call raises what its verdict asks for."""
@@ -162,14 +181,22 @@ class SessionPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Say where the case is in a skip, instead of where in the plugin it was raised."""
+        """Say where the case is in a skip, not where in the plugin it was raised; no case goes without a record."""
         report = yield
-        if case_key in item.stash and report.skipped and isinstance(report.longrepr, tuple):
+        if case_key not in item.stash:
+            return report
+        if report.skipped and isinstance(report.longrepr, tuple):
             path, line, _ = item.reportinfo()
             report.longrepr = (str(path), (line or 0) + 1, report.longrepr[2])
-            if self._run is not None:
-                self._run.note_skip(item, report.longrepr[2])
+            self._note(item, Outcome.SKIPPED, report.longrepr[2].removeprefix("Skipped: "))
+        elif report.failed and call.excinfo is not None:
+            self._note(item, Outcome.ERROR, call.excinfo.exconly(tryshort=True).removeprefix("Failed: "))
         return report
+
+    def _note(self, item: pytest.Item, outcome: Outcome, reason: str) -> None:
+        """A case that pytest ended without a verdict: skipped by a marker, or failed in this process."""
+        if self._run is not None:
+            self._run.note(item, outcome, reason.splitlines()[0] if reason else "")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:

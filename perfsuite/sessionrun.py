@@ -24,7 +24,7 @@ from perfsuite.runfolder import LATEST, RunEnd, RunFolder, RunInfo, new_director
 from perfsuite.settings import CaseSettings, Settings, case_settings
 from perfsuite.terminal import PlanRow, plan, progress_line, summary
 from perfsuite.verdict import CLEAN, FAILED, UNDECIDED, Outcome
-from perfsuite.workers.hooks import call_case
+from perfsuite.workers.hooks import call_case, without_own_frames
 from perfsuite.workers.inprocess import InProcess
 from perfsuite.workers.local import Launch
 from perfsuite.workers.pool import Pool
@@ -173,12 +173,15 @@ class SessionRun:
 
     def _launch(self) -> Launch:
         parameters = self._config.invocation_params
-        no_coverage = ("--no-cov",) if self._config.pluginmanager.hasplugin("_cov") else ()
+        option = self._config.option
+        first = ("--no-cov",) if self._config.pluginmanager.hasplugin("_cov") else ()
+        if option.capture == "fd":  # what a library prints as it aborts would be lost with pytest's own file
+            first = ("--capture=sys", *first)
         return Launch(
-            args=(*(str(each) for each in parameters.args), *no_coverage),
+            args=(*first, *(str(each) for each in parameters.args)),
             directory=parameters.dir,
             worker=self._worker_config(),
-            show_output=self._config.option.capture == "no",
+            show_output=option.capture == "no",
         )
 
     @contextmanager
@@ -229,14 +232,26 @@ class SessionRun:
             return
         assert self._gate is not None
         if isinstance(self._measurer, InProcess):
-            self._measurer.workload = call_case(item)
-            self._gate.first_pass(Request(case=item.nodeid, settings=self._case_settings[item.nodeid]))
+            self._measure_here(item, self._measurer)
         state = self._gate.states[item.nodeid]
         record = self._gate.record(state)
         self._add(record)
         self._feed(item, state, record)
         item.user_properties.extend(_properties(record))
         self._raise_verdict(record)
+
+    def _measure_here(self, item: pytest.Function, measurer: InProcess) -> None:
+        """Without workers: what the user's code raises goes on to pytest and its debugger."""
+        from perfsuite.interop.pytest_benchmark import feed
+
+        assert self._gate is not None
+        try:
+            measurer.workload = call_case(item)
+            self._gate.first_pass(Request(case=item.nodeid, settings=self._case_settings[item.nodeid]))
+        except BaseException as error:
+            feed(item, (), {})
+            error.__traceback__ = without_own_frames(error.__traceback__)
+            raise
 
     def _feed(self, item: pytest.Function, state: CaseState, record: Record) -> None:
         """The durations as an ordinary entry of pytest-benchmark."""
@@ -257,18 +272,13 @@ class SessionRun:
     def _lacks_baseline(self, outcome: Outcome) -> bool:
         return outcome == Outcome.NEW and self._settings.require_baseline and not self._settings.update_baselines
 
-    def note_skip(self, item: pytest.Item, reason: str) -> None:
-        """A case that pytest skipped before its call (a skip marker) has its record too."""
+    def note(self, item: pytest.Item, outcome: Outcome, reason: str) -> None:
+        """A case that never came to a verdict (a skip marker, an error in this process) has its record too."""
         if self._gate is None or any(record.case == item.nodeid for record in self._records):
             return
+        drill_percent = self._settings.drill
         self._add(
-            Record(
-                run=self._run_name,
-                case=item.nodeid,
-                verdict=Outcome.SKIPPED,
-                reason=reason.removeprefix("Skipped: "),
-                drill_percent=self._settings.drill,
-            )
+            Record(run=self._run_name, case=item.nodeid, verdict=outcome, reason=reason, drill_percent=drill_percent)
         )
 
     def _add(self, record: Record) -> None:
@@ -346,10 +356,10 @@ class SessionRun:
         width = reporter._tw.fullwidth  # noqa: SLF001 - pytest has no public name for the terminal's width
         color = reporter.hasmarkup
         if self._plan:
-            reporter.write(plan(self._plan, width=width, color=color))
+            reporter.write(f"{plan(self._plan, width=width, color=color)}\n")
         elif self._records:
             notes = [*self._notes, f"results: {self._folder.directory}" if self._folder else ""]
-            reporter.write(summary(self._records, width=width, color=color, notes=notes))
+            reporter.write(f"{summary(self._records, width=width, color=color, notes=notes)}\n")
 
     def _reporter(self) -> pytest.TerminalReporter | None:
         reporter: pytest.TerminalReporter | None = self._config.pluginmanager.get_plugin("terminalreporter")

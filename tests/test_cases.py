@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -9,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from perfsuite.hardware.catalogue import load_catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,3 +39,113 @@ exit_code = pytest.main(sys.argv[2:], plugins=[collector])
 with open(sys.argv[1], "w") as file:
     json.dump({"exit": int(exit_code), "torch": "torch" in sys.modules, "cases": collector.cases}, file)
 """
+
+# A single thread of a plain CPU, and the iteration beyond which a case is skipped on it.
+CPU_FLOPS_PER_S, CPU_BYTES_PER_S, LIMIT_S = 100e9, 10e9, 0.25
+CPU_DTYPES = {"fp64", "fp32", "bf16", "fp16", "int8"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What one case declares."""
+
+    file: str
+    id: str
+    kind: str
+    metric: str | None
+    dtype: str
+    flops: int | None
+    nbytes: int | None
+    memory: int | None
+    smoke: bool
+
+    @property
+    def cpu_s(self) -> float:
+        """One iteration on a plain CPU by the roofline."""
+        return max((self.flops or 0) / CPU_FLOPS_PER_S, (self.nbytes or 0) / CPU_BYTES_PER_S)
+
+    @property
+    def suits_a_cpu(self) -> bool:
+        return self.dtype in CPU_DTYPES and not self.kind.endswith(("_device", "_host")) and self.cpu_s <= LIMIT_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection:
+    """What pytest made of cases/."""
+
+    exit_code: int
+    torch_loaded: bool
+    cases: tuple[Case, ...]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Collection:
+    folder = tmp_path_factory.mktemp("cases")
+    ini = folder / "pytest.ini"
+    ini.write_text(
+        "[pytest]\npython_files = *.py\npython_functions = bench_*\nmarkers =\n    smoke: quick\n    perf: judged\n"
+    )
+    found = folder / "found.json"
+    arguments = ["-q", "--strict-markers", "-p", "no:perfsuite.plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-c", COLLECT, str(found), "-c", str(ini), "--rootdir", str(ROOT), *arguments, "cases"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.is_file(), done.stdout + done.stderr
+    report = json.loads(found.read_text(encoding="utf-8"))
+    cases = tuple(Case(**case) for case in report["cases"])
+    return Collection(exit_code=report["exit"], torch_loaded=report["torch"], cases=cases)
+
+
+def test_every_case_constructs_without_torch(collected: Collection) -> None:
+    assert collected.exit_code == 0
+    assert not collected.torch_loaded
+
+
+def test_ids_are_unique_and_stable(collected: Collection) -> None:
+    ids = [case.id for case in collected.cases]
+    assert len(ids) == len(set(ids))
+    assert not [name for name in ids if "0x" in name or " " in name]
+
+
+def test_every_case_declares_work(collected: Collection) -> None:
+    for case in collected.cases:
+        assert (case.flops or 0) + (case.nbytes or 0) > 0, case.id
+        assert case.metric == "latency_us" or case.flops or case.nbytes, case.id
+
+
+@pytest.mark.parametrize(
+    ("file", "fewest"),
+    [("gemm.py", 10), ("memory.py", 6), ("pointwise.py", 8), ("reductions.py", 2), ("latency.py", 3)],
+)
+def test_a_plain_cpu_gets_its_share(collected: Collection, file: str, fewest: int) -> None:
+    # Two thirds of the limit and more would be a handful of samples: what is not skipped has to be well below.
+    suited = [case for case in collected.cases if case.file == file and case.suits_a_cpu]
+    assert len(suited) >= fewest
+    assert max(case.cpu_s for case in suited) < 0.06
+
+
+def test_gpus_get_more_than_four_times_any_l2(collected: Collection) -> None:
+    large = [case for case in collected.cases if case.metric == "mbu" and not case.suits_a_cpu]
+    assert len(large) >= 10
+    # The largest last-level cache of a GPU in the catalogue is MI300X's, 256 MiB; 16 GB is the smallest memory.
+    for case in large:
+        assert (case.nbytes or 0) >= 4 * 256 * 1024**2, case.id
+        assert (case.memory or 0) < 16e9, case.id
+
+
+def test_smoke_is_a_quick_cross_section(collected: Collection) -> None:
+    quick = [case for case in collected.cases if case.smoke and case.suits_a_cpu]
+    own = {"gemm.py", "memory.py", "pointwise.py", "reductions.py", "latency.py"}
+    assert own <= {case.file for case in quick}
+    assert len([case for case in quick if case.file in own]) <= 10
+
+
+def test_every_data_type_has_a_matmul(collected: Collection) -> None:
+    dtypes = {case.dtype for case in collected.cases if case.kind == "gemm"}
+    assert dtypes == {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"}
+
+
+def test_a_case_is_a_declaration_of_under_ten_lines() -> None:
+    for path in sorted((ROOT / "cases").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno + 1 < 10, f"{path.name}: {node.name}"

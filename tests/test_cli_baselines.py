@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from perfsuite.baseline import Declared, Row, Store, make_row
+from perfsuite.commands import baselines as baselines_module
 from perfsuite.commands import collect as collect_module
 from perfsuite.commands.baselines import app
-from perfsuite.commands.collect import collect
+from perfsuite.commands.collect import Collection, collect
 from perfsuite.errors import FileError, PerfsuiteError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,6 +170,12 @@ def test_diff_outside_of_git_is_a_usage_error(tmp_path: Path, monkeypatch: pytes
     assert isinstance(fault_of("diff", "--baselines", tmp_path / "gone"), FileError)
 
 
+def test_diff_without_git_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fill(tmp_path / "baselines", {"cases/a.py::x": row(0.5)})
+    assert "git cannot be run" in str(fault_of("diff", "--baselines", tmp_path / "baselines"))
+
+
 # prune
 
 
@@ -233,6 +240,13 @@ def test_prune_gives_up_on_a_collection_that_never_ends(project: Path, monkeypat
     monkeypatch.setattr(collect_module, "TIMEOUT_S", 0.0)
     with pytest.raises(UsageError, match="collecting the cases took over 0 s"):
         collect(Path("cases"))
+
+
+def test_prune_refuses_cases_that_pytest_would_name_otherwise(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines_module, "collect", lambda cases: Collection(root=str(tmp_path / "other")))
+    assert "lies outside pytest's root folder" in str(fault_of("prune"))
 
 
 def test_prune_names_an_unknown_sku_before_it_collects(project: Path) -> None:

@@ -138,11 +138,19 @@ CPU_TORCH = TorchReport(version="2.13.0+cpu", problem="it is built without CUDA,
         ),
         (
             view(cuda(gpu(A100, problem="CUDA-capable device(s) is/are busy")), nvml_of(A100)),
-            ("CUDA-capable device(s) is/are busy", "check the NVIDIA driver"),
+            ("CUDA-capable device(s) is/are busy", "end what holds it, or reset it"),
+        ),
+        (
+            view(cuda(gpu("Orin", problem="CUDA error: out of memory"))),
+            ("torch shows Orin, but torch 2.13.0 cannot use it (CUDA error: out of memory)",),
+        ),
+        (
+            view(msgspec.structs.replace(CPU_TORCH, hidden_by="CUDA_VISIBLE_DEVICES=''"), nvml_of(A100)),
+            ("install torch built for CUDA",),
         ),
         (
             view(TorchReport(problem="torch cannot be imported: no module"), nvml_of(A100)),
-            ("torch cannot use it (torch cannot be imported: no module)",),
+            ("torch cannot use it (torch cannot be imported: no module)", "repair torch, built for CUDA"),
         ),
     ],
 )

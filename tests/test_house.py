@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A module imports only from its own line and the lines above it.
 ORDER = (
-    "errors units dtypes",
+    "errors units dtypes locks",
     "hardware",
     "flops",
     "workloads",
@@ -24,13 +24,17 @@ ORDER = (
     "verdict",
     "measure",
     "workers",
-    "record",
+    "record runfolder",
     "baseline",
     "history interop report",
-    "settings",
+    "settings collect missing",
+    "collection evidence",
     "gate",
     "selfcheck terminal",
+    "planning",
     "commands",
+    "sessionrun",
+    "session",
     "plugin cli",
 )
 LINE = {name: number for number, names in enumerate(ORDER) for name in names.split()}
@@ -299,9 +303,7 @@ LONG = "def work():\n" + "    step()\n" * MAX_FUNCTION_LINES
         (no_bare_except, {"gate.py": "try:\n    f()\nexcept OSError:\n    g()\n"}, None),
     ],
 )
-def test_rule_finds_only_its_fault(
-    tmp_path: Path, rule: Rule, files: dict[str, str], fault: str | None
-) -> None:
+def test_rule_finds_only_its_fault(tmp_path: Path, rule: Rule, files: dict[str, str], fault: str | None) -> None:
     for name, source in files.items():
         path = tmp_path / "perfsuite" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,7 +79,7 @@ def test_a_step_instead_of_a_builder_is_refused() -> None:
     ("builder", "name"),
     [
         (build, "build"),
-        (lambda device: build(device), "<lambda>"),
+        (lambda device: lambda: device, "<lambda>"),
         (functools.partial(functools.partial(build), "cpu"), "build"),
         (Builder(), "Builder"),
         (Builder().__call__, "Builder.__call__"),
@@ -103,7 +103,11 @@ def test_matmuls_count_two_operations_per_product(m: int, n: int, k: int) -> Non
     assert count_flops(lambda: b.T @ a[0]) == 2 * n * k
     assert count_flops(lambda: torch.addmv(bias, b.T, a[0])) == 2 * n * k
     assert count_flops(lambda: a[0] @ a[0]) == 2 * k
-    assert count_flops(lambda: torch.einsum("ij,jk->ik", a, b).relu().softmax(-1)) == flops
+
+
+def test_what_surrounds_a_matmul_is_free() -> None:
+    a, b = torch.ones(3, 5), torch.ones(5, 7)
+    assert count_flops(lambda: torch.einsum("ij,jk->ik", a, b).relu().softmax(-1).argmax(-1)) == 210
 
 
 def test_eight_bit_matmuls_count_though_torchs_counter_says_nothing() -> None:
@@ -144,15 +148,15 @@ def test_attention_without_a_fused_kernel_counts_the_same() -> None:
     assert flops == 4 * 2 * 8 * 8 * 4
 
 
-@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}], ids=["loop", "foreach", "fused"])
-def test_training_step_counts_its_matmuls_alone(how: dict[str, bool]) -> None:
+@pytest.mark.parametrize(("foreach", "fused"), [(False, False), (True, False), (False, True)])
+def test_training_step_counts_its_matmuls_alone(foreach: bool, fused: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), **how)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach, fused=fused)
     x, label = torch.randn(5, 8), torch.zeros(5, dtype=torch.long)
 
     def step() -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(functional.dropout(model(x), 0.1), label).backward()
+        torch.autograd.backward(functional.cross_entropy(functional.dropout(model(x), 0.1), label))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
@@ -161,17 +165,13 @@ def test_training_step_counts_its_matmuls_alone(how: dict[str, bool]) -> None:
     assert count_flops(step) == 2 * (2 * 5 * 8 * 16) + 3 * (2 * 5 * 16 * 4)
 
 
-@pytest.fixture
-def opaque() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+@torch.library.custom_op("perfsuite_test::opaque", mutates_args=())
+def opaque(x: torch.Tensor) -> torch.Tensor:
     """An operator of someone's own, of which torch knows nothing but its name."""
-    library = torch.library.Library("perfsuite_test", "DEF")
-    library.define("opaque(Tensor x) -> Tensor")
-    library.impl("opaque", lambda x: x @ x, "CompositeExplicitAutograd")
-    yield torch.ops.perfsuite_test.opaque
-    library._destroy()
+    return x @ x
 
 
-def test_an_unknown_operator_is_named(opaque: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_an_unknown_operator_is_named() -> None:
     x = torch.ones(2, 2)
     with pytest.raises(UncountableError, match=r"no FLOP formula for perfsuite_test\.opaque.*give flops="):
         count_flops(lambda: opaque(x) + x @ x)
@@ -195,12 +195,12 @@ def test_work_that_torch_cannot_see_is_not_zero_flops() -> None:
     with pytest.raises(UncountableError, match="ran no torch operator that computes; give flops="):
         count_flops(lambda: torch.empty(4).view(2, 2))
     with pytest.raises(UncountableError, match="ran no torch operator"):
-        count_flops(lambda: sum(range(10)))
+        count_flops(list)
 
 
 def test_elementwise_work_is_zero_flops() -> None:
     x = torch.ones(4, 4)
-    assert count_flops(lambda: (x + x).mul_(2).cumsum(0).sort().values.clone()) == 0
+    assert count_flops(lambda: torch.stack([(x + x).mul_(2).cumsum(0).sort().values.clone()])) == 0
 
 
 def test_errors_of_the_step_pass_through() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,7 @@ class FakeNvml:
         self.slices = slices
         self.refused: dict[str, Exception] = {}
         self.open = 0
+        self.bus_id = "00000000:07:00.0"
 
     def _text(self, value: str) -> str | bytes:
         return value.encode() if self.in_bytes else value
@@ -84,7 +86,7 @@ class FakeNvml:
             "nvmlDeviceGetName": lambda handle: self._text("NVIDIA A100-SXM4-40GB"),
             "nvmlDeviceGetUUID": self._text,
             "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(
-                busId=self._text("00000000:07:00.0"), pciDeviceId=0x20B010DE
+                busId=self._text(self.bus_id), pciDeviceId=0x20B010DE
             ),
             "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=40 * 1024**3, free=39 * 1024**3),
             "nvmlDeviceGetMaxClockInfo": lambda handle, kind: 1410 if kind == 1 else 0,
@@ -164,6 +166,15 @@ def test_each_getter_in_turn_may_be_refused(getter: str, error: Exception) -> No
     reasons = " ".join([*gpu.missing.values(), *view.missing.values()])
     assert str(error) in reasons or getter == "nvmlDeviceGetMaxMigDeviceCount"
     assert library.open == 0
+
+
+def test_an_answer_that_cannot_be_read_is_a_reason_too() -> None:
+    library = FakeNvml()
+    library.bus_id = "no address"
+    gpu = only(read_nvml(library))
+    assert gpu.pci_address is None
+    assert "NVML answered what cannot be read" in gpu.missing["pci"]
+    assert gpu.name == "NVIDIA A100-SXM4-40GB"
 
 
 def test_a_lost_gpu_keeps_its_place_and_its_reason() -> None:
@@ -315,6 +326,12 @@ def test_foreign_processes(
     assert found.compute_processes == len(seen)
     assert found.foreign_processes == foreign
     assert ("foreign_processes" in found.missing) == (foreign is None)
+
+
+def test_a_container_is_told_by_its_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    for link, seen, foreign in (("pid:[4026531836]", (9,), 1), ("pid:[4026532000]", (9,), 0)):
+        monkeypatch.setattr(Path, "readlink", lambda path, link=link: Path(link))
+        assert read(FakeNvml(pids=seen)).foreign_processes == foreign
 
 
 def test_this_process_is_its_own_unless_told_otherwise() -> None:

@@ -110,8 +110,15 @@ def test_a_cuda_device() -> None:
     assert found.usable == found.devices
 
 
-def test_a_rocm_device_by_torchs_own_version() -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_a_rocm_device_by_torchs_own_version(told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = tmp_path / "version"
+    if told:
+        version.write_text("6.12.12\n", encoding="ascii")
+    monkeypatch.setattr(probe, "_AMDGPU_VERSION", version)
     found = probe.report(torch(FakeApi(MI300X), built="hip 6.4"), {})
+    assert found.devices[0].driver_version == ("6.12.12" if told else None)
+    assert ("driver_version" in found.devices[0].missing) is not told
     assert (found.backend, found.runtime_version) == ("rocm", "ROCm 6.4")
     assert found.devices[0].compute_capability == "gfx942"
 

@@ -46,7 +46,7 @@ def row(sku: str) -> Hardware:
 
 
 def test_the_impossible_training_step() -> None:
-    """7e9 parameters, 32 sequences of 2048 tokens, 8 GPUs of 312 TFLOP/s, 0.5 s: 2.75e15 FLOPs, 220 %, at least 1.10 s."""
+    """7e9 parameters, 32 x 2048 tokens, 8 GPUs of 312 TFLOP/s, 0.5 s: 2.75e15 FLOPs, 220 %, at least 1.10 s."""
     flops = 6 * 7e9 * 2048 * 32
     assert flops == pytest.approx(2.75e15, rel=1e-3)
     assert mfu(flops=flops, time_s=0.5, peak_flops_per_s=8 * 312e12) == pytest.approx(2.20556, rel=1e-5)

@@ -158,9 +158,7 @@ def test_fp8_runs_where_torch_emulates_it() -> None:
     assert product.float().std() > 1
 
 
-@pytest.mark.parametrize(
-    ("loop", "arrays", "flops"), [(Copy, 2, 0), (Scale, 2, 100), (Add, 3, 100), (Triad, 3, 200)]
-)
+@pytest.mark.parametrize(("loop", "arrays", "flops"), [(Copy, 2, 0), (Scale, 2, 100), (Add, 3, 100), (Triad, 3, 200)])
 def test_stream_counts_as_stream_does(loop: Any, arrays: int, flops: int) -> None:
     work = loop(nbytes=800, dtype="fp64").work()
     assert work == Work(flops=flops, nbytes=arrays * 800, flop_convention="declared")
@@ -182,6 +180,15 @@ def test_pointwise_bytes_by_hand() -> None:
     assert nbytes_of(Softmax(rows=10, cols=4)) == 4 * 2 * 40
     assert nbytes_of(SiluMul(rows=10, cols=4)) == 4 * 3 * 40
     assert Dropout(rows=10, cols=4).work().flops == 0
+
+
+def test_formulas_hold_their_intermediates() -> None:
+    elements = 10 * 4
+    assert LayerNorm(rows=10, cols=4).memory_bytes() == 4 * (2 * elements + 2 * 4)
+    assert LayerNorm(rows=10, cols=4, fused=False).memory_bytes() == 4 * (4 * elements + 2 * 4)
+    # bf16 is first copied to fp32: one more tensor of four bytes an element.
+    assert Softmax(rows=10, cols=4, dtype="bf16", fused=False).memory_bytes() == 2 * elements + 4 * 4 * elements
+    assert SiluMul(rows=10, cols=4).memory_bytes() == 4 * 4 * elements
 
 
 def test_dropout_zeroes_and_scales() -> None:
@@ -288,7 +295,9 @@ def test_pageable_transfers_move_their_bytes(direction: type[HostToDevice] | typ
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 @pytest.mark.parametrize(
-    "workload", [*SMALL, Gemm(m=32, n=16, k=16, dtype="fp8"), HostToDevice(nbytes=64), DeviceToHost(nbytes=64)], ids=named
+    "workload",
+    [*SMALL, Gemm(m=32, n=16, k=16, dtype="fp8"), HostToDevice(nbytes=64), DeviceToHost(nbytes=64)],
+    ids=named,
 )
 def test_every_workload_runs_on_a_gpu(workload: Workload) -> None:
     capability = ".".join(map(str, torch.cuda.get_device_capability()))
@@ -318,8 +327,9 @@ def test_version_is_the_projects() -> None:
 
 def test_declaring_work_does_not_load_torch() -> None:
     code = (
-        "import sys; from perfsuite import Gemm, Kernel, LayerNorm; g = Gemm(m=8, n=8, k=8); g.work(); g.memory_bytes();"
-        " g.describe(); Kernel(print).work(); LayerNorm(rows=1, cols=1).work(); print('torch' in sys.modules)"
+        "import sys; from perfsuite import Gemm, Kernel, LayerNorm; gemm = Gemm(m=8, n=8, k=8); gemm.work();"
+        "gemm.memory_bytes(); gemm.describe(); Kernel(print).work(); LayerNorm(rows=1, cols=1).work();"
+        "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"

@@ -169,7 +169,8 @@ def _value(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, float):
-        return repr(float(f"{value:.{DIGITS}g}"))
+        digits = f"{value:.{DIGITS}g}"
+        return f"{digits}.0" if digits.isdigit() else digits
     return tomlkit.item(value).as_string()
 
 

@@ -122,7 +122,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def cross_check_flops_per_s(self) -> float | None:
         """The 16-bit matmul peak that SM count, FLOP per clock and SM, and boost clock give; None where one is missing.
 
-        A check on the data sheet, never a ceiling: power-capped cards stay 8 to 15 % below it.
+        A check on the data sheet, never a ceiling: power-capped cards stay 8 to 16 % below it.
         """
         chip = self.chip
         if chip.sm is None or chip.boost_mhz is None or chip.flop_per_clock_per_sm is None:

@@ -148,7 +148,7 @@ def _gpu(nvml: Nvml, index: int) -> NvmlGpu:
     handle = nvml.read(missing, "handle", lambda lib: lib.nvmlDeviceGetHandleByIndex(index))
     if handle is None:
         return NvmlGpu(index=index, missing=missing)
-    pci = nvml.read(missing, "pci", lambda lib: lib.nvmlDeviceGetPciInfo(handle))
+    pci = nvml.read(missing, "pci", lambda lib: lib.nvmlDeviceGetPciInfo(handle), kind=_pci)
     memory = nvml.read(missing, "memory", lambda lib: lib.nvmlDeviceGetMemoryInfo(handle))
     for name in ("memory_total_bytes", "memory_free_bytes"):
         if memory is None:
@@ -158,8 +158,8 @@ def _gpu(nvml: Nvml, index: int) -> NvmlGpu:
         index=index,
         name=nvml.read(missing, "name", lambda lib: lib.nvmlDeviceGetName(handle), kind=text_of),
         uuid=nvml.read(missing, "uuid", lambda lib: lib.nvmlDeviceGetUUID(handle), kind=text_of),
-        pci_address=None if pci is None else _pci_address(pci),
-        pci_id=None if pci is None else _pci_id(int(pci.pciDeviceId)),
+        pci_address=None if pci is None else pci[0],
+        pci_id=None if pci is None else pci[1],
         memory_total_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
         max_clock_mhz=nvml.read(
@@ -176,15 +176,11 @@ def _is_vgpu(mode: int) -> bool:
     return mode == _VIRTUALIZATION_VGPU
 
 
-def _pci_id(combined: int) -> str:
-    """NVML packs device and vendor: 0x20B010DE is ``10de:20b0``."""
-    return f"{combined & 0xFFFF:04x}:{combined >> 16:04x}"
-
-
-def _pci_address(pci: Any) -> str:
-    """``00000000:07:00.0`` in the kernel's spelling, which has a domain of four digits."""
+def _pci(pci: Any) -> tuple[str, str]:
+    """Address and id as the kernel spells them: ``00000000:07:00.0`` is ``0000:07:00.0``, 0x20B010DE ``10de:20b0``."""
     domain, _, rest = text_of(pci.busId).lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
+    device_and_vendor = int(pci.pciDeviceId)
+    return f"{int(domain, 16):04x}:{rest}", f"{device_and_vendor & 0xFFFF:04x}:{device_and_vendor >> 16:04x}"
 
 
 def _mig_uuids(nvml: Nvml, handle: Any) -> tuple[str, ...]:

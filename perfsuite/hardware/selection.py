@@ -73,17 +73,17 @@ def select_all(request: str, *, view: SystemView) -> tuple[Device, ...]:
 
 
 def unusable_gpu(view: SystemView) -> str | None:
-    """A GPU that NVML or the bus shows and torch cannot use, why, and the remedy; None where there is none."""
+    """A GPU that is here and that torch cannot use, why, and the remedy; None where there is none."""
     shown = _shown(view)
     if view.torch.usable or shown is None:
         return None
     torch = view.torch
-    name = f"torch {torch.version}" if torch.version else "torch"
-    if torch.hidden_by is not None:
+    if torch.hidden_by is not None and torch.runtime_version is not None:
         return f"{shown}, but {torch.hidden_by} hides it from torch: unset it"
+    name = f"torch {torch.version}" if torch.version else "torch"
     lost = next((device.problem for device in torch.devices if device.problem is not None), None)
     why = lost or torch.problem or "it sees no device"
-    return f"{shown}, but {name} cannot use it ({why}): {_remedy(view)}"
+    return f"{shown}, but {name} cannot use it ({why}): {_remedy(view, lost=lost is not None)}"
 
 
 def _is_cpu(request: str) -> bool:
@@ -98,13 +98,17 @@ def _shown(view: SystemView) -> str | None:
     if view.bus:
         gpu = view.bus[0]
         return f"the PCI bus shows an {gpu.vendor} GPU ({gpu.pci_id} at {gpu.address})"
-    return None
+    return f"torch shows {view.torch.devices[0].name}" if view.torch.devices else None
 
 
-def _remedy(view: SystemView) -> str:
+def _remedy(view: SystemView, *, lost: bool) -> str:
     """What to do about a GPU that torch cannot use."""
+    if lost:
+        return "end what holds it, or reset it"
     vendor = "NVIDIA" if view.nvml.gpus or not view.bus else view.bus[0].vendor
     build = _BUILDS.get(vendor, "CUDA")
+    if view.torch.version is None:
+        return f"repair torch, built for {build}"
     if view.torch.runtime_version is None:
         return f"install torch built for {build}"
     return f"check the {vendor} driver"

@@ -69,8 +69,9 @@ def available(config: pytest.Config) -> bool:
 def attach(item: pytest.Function) -> None:
     """Make ``item`` a benchmark whose timer is a clock of its own, in a group with its function's other cases.
 
-    Call it when the item is collected: ``--benchmark-only`` and ``--benchmark-skip`` look at the items soon after. The
-    case's own ``benchmark`` marker is kept, as far as it is not about timing.
+    Call it before pytest-benchmark's ``pytest_collection_modifyitems``, where ``--benchmark-only`` and
+    ``--benchmark-skip`` look at the items. A ``benchmark`` marker of the case's own is kept as far as it is not about
+    timing.
     """
     if not available(item.config):
         return
@@ -137,12 +138,13 @@ def extra_info(record: Record) -> dict[str, Json]:
 
 
 def _rate(record: Record) -> tuple[float | None, str | None]:
-    """The judged work per second and its unit; None where nothing was measured."""
+    """The judged work per second and its unit; None where they are not known."""
     if record.time_us is None or not record.time_us.median > 0:
         return None, None
-    unit = DTYPES[record.dtype].unit if record.dtype in DTYPES else "FLOP"
-    work, unit = {"mfu": (record.flops, unit), "mbu": (record.nbytes, "B")}.get(record.metric or "", (1, "call"))
-    return (None if work is None else work / us_to_s(record.time_us.median)), f"{unit}/s"
+    operation = DTYPES[record.dtype].unit if record.dtype in DTYPES else "FLOP"
+    judged = {"mfu": (record.flops, operation), "mbu": (record.nbytes, "B"), "latency_us": (1, "call")}
+    work, unit = judged.get(record.metric or "", (None, ""))
+    return (None, None) if work is None else (work / us_to_s(record.time_us.median), f"{unit}/s")
 
 
 def quiet_table(config: pytest.Config) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,10 +75,10 @@ def attempt(
     """
     __tracebackhide__ = True
     work = workload.work()
-    if reason := _why_skip(workload, work, spec, bench):
-        return Failure(outcome=Outcome.SKIPPED, reason=reason)
-    with ExitStack() as stack:
-        flags = stack.enter_context(precision(workload.dtype, bench.target.backend))
+    with precision(workload.dtype, bench.target.backend) as held:
+        if reason := _why_skip(workload, work, spec, bench):
+            return Failure(outcome=Outcome.SKIPPED, reason=reason)
+        flags = {**held, "fill": workload.fill}
         try:
             return _Attempt(workload=workload, work=work, spec=spec, bench=bench, flags=flags).run(progress)
         except DisagreementError as error:
@@ -94,8 +94,8 @@ def _why_skip(workload: Workload, work: Work, spec: AttemptSpec, bench: Bench) -
     needed = workload.memory_bytes()
     if needed is not None and spec.memory_free_bytes is not None and needed > spec.memory_free_bytes:
         return (
-            f"needs {format_bytes(needed)} of memory, {format_bytes(spec.memory_free_bytes)} are free "
-            f"on {bench.target.sku}"
+            f"needs {format_bytes(needed)} of memory, {bench.target.sku} has "
+            f"{format_bytes(spec.memory_free_bytes)} free for it"
         )
     return _too_slow(workload, work, spec, bench)
 
@@ -171,22 +171,21 @@ class _Attempt:
         __tracebackhide__ = True
         clock = self.bench.clock
         start_s = clock.now_s()
-        step = self._build_checked()
-        flops = self._flops(step)
+        steps = self._build_checked()
+        flops = self._flops(steps[0])
         build_s = clock.now_s() - start_s
         metric = metric_of(
             self.workload, flops, self.work.nbytes, backend=self.bench.target.backend, hardware=self.bench.hardware
         )
-        peak_bytes = peak_memory_bytes(step, self.bench.target.backend)
+        peak_bytes = peak_memory_bytes(steps[0], self.bench.target.backend)
         launch = launch_mode(metric, flops, self.work.nbytes, self.workload.dtype, self.bench.hardware)
-        if launch == "graph":
-            step, launch = capture(step)
+        step, launch = _launched(steps, launch)
         control = self._control(metric, flops)
         samples, conditions = self._sample(step, metric, flops, control, progress)
         return self._summary(samples, conditions, metric, flops, control, launch, peak_bytes, start_s, build_s)
 
-    def _build_checked(self) -> Step:
-        """Build, run once, compare with the reference, and look for NaN; on GPUs rotate over copies larger than L2."""
+    def _build_checked(self) -> list[Step]:
+        """Build, run once, compare with the reference, and look for NaN; on GPUs with copies that exceed L2."""
         __tracebackhide__ = True
         built = self.workload.build(self.bench.torch_device)
         step, reference = built if isinstance(built, tuple) else (built, None)
@@ -200,26 +199,16 @@ class _Attempt:
                 rtol=getattr(self.workload, "rtol", None),
                 atol=getattr(self.workload, "atol", None),
             )
-        return self._rotated(step)
+        return [step, *self._copies()]
 
-    def _rotated(self, step: Step) -> Step:
-        """The step over enough independent copies that none of them is still in L2 when its turn comes again."""
+    def _copies(self) -> list[Step]:
+        """Enough further copies of the step that none of them is still in L2 when its turn comes again."""
         l2_bytes, nbytes = self.bench.l2_bytes, self.work.nbytes
         if self.bench.has_control or not l2_bytes or not nbytes:
-            return step
+            return []
         copies = min(math.ceil(L2_ROTATIONS * l2_bytes / nbytes), MAX_COPIES)
-        if copies <= 1:
-            return step
         built = (self.workload.build(self.bench.torch_device) for _ in range(copies - 1))
-        steps = [step, *(other[0] if isinstance(other, tuple) else other for other in built)]
-        turn = 0
-
-        def rotate() -> Any:
-            nonlocal turn
-            turn = (turn + 1) % len(steps)
-            return steps[turn]()
-
-        return rotate
+        return [other[0] if isinstance(other, tuple) else other for other in built]
 
     def _flops(self, step: Step) -> int:
         """Declared FLOPs, or counted ones where the case declares none."""
@@ -363,3 +352,24 @@ class _Attempt:
         if control is None or summary is None or dtype not in ceiling.NUMPY_DTYPES:
             return best
         return ceiling.better(best, ceiling.from_control(control, summary.rate_per_s, key=best.key))
+
+
+def _launched(steps: list[Step], launch: str) -> tuple[Step, str]:
+    """The steps in turn, each from a graph of its own where ``launch`` says so and all of them can be captured."""
+    if launch == "graph":
+        captured = [capture(step) for step in steps]
+        if all(mode == "graph" for _, mode in captured):
+            return _in_turn([replay for replay, _ in captured]), "graph"
+    return _in_turn(steps), "eager"
+
+
+def _in_turn(steps: list[Step]) -> Step:
+    """A step that runs the next of ``steps`` at every call."""
+    if len(steps) == 1:
+        return steps[0]
+    turns = itertools.cycle(steps)
+
+    def turn() -> Any:
+        return next(turns)()
+
+    return turn

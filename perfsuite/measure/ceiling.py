@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from perfsuite.dtypes import dtype_of
 from perfsuite.measure.clock import Clock
 from perfsuite.measure.control import Control
@@ -34,7 +36,7 @@ def from_control(control: Control, rate_per_s: float, *, key: str) -> CeilingSam
 
 def better(one: CeilingSample, other: CeilingSample) -> CeilingSample:
     """The higher of two ceilings; one that was not measured (NaN) never wins."""
-    return other if other.rate_per_s > one.rate_per_s else one
+    return other if other.rate_per_s > one.rate_per_s or math.isnan(one.rate_per_s) else one
 
 
 def probe_compute(dtype: str, device: str, clock: Clock) -> CeilingSample:

@@ -22,36 +22,38 @@ def check_numbers(result: object) -> None:
 
 
 def check_agreement(result: object, reference: object, *, rtol: float | None, atol: float | None) -> None:
-    """Raise DisagreementError unless both results agree; tolerances left out are torch's own for the data type."""
+    """Raise DisagreementError unless both results agree.
+
+    Tolerances left out are torch's own for the data type; beside one that is given, the other is 0.
+    """
     import torch
 
+    if rtol is not None or atol is not None:
+        rtol, atol = rtol or 0.0, atol or 0.0  # assert_close wants both or neither
     try:
-        torch.testing.assert_close(_as_tensors(result), _as_tensors(reference), **_tolerances(result, rtol, atol))
+        ours, theirs = (_as_tensors(each, widen=rtol is not None) for each in (result, reference))
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, check_stride=False, check_device=False)
     except (AssertionError, TypeError, ValueError) as error:
         line = " ".join(part.strip() for part in str(error).splitlines() if part.strip())
         raise DisagreementError(f"the step's result is not its reference's: {line}") from None
 
 
-def _tolerances(result: object, rtol: float | None, atol: float | None) -> dict[str, Any]:
-    """assert_close wants both or neither: one that is left out takes the other's meaning or 0."""
-    del result
-    chosen: dict[str, Any] = {"check_stride": False, "check_device": False}
-    if rtol is None and atol is None:
-        return chosen
-    return {**chosen, "rtol": rtol or 0.0, "atol": atol or 0.0}
-
-
-def _as_tensors(value: object) -> Any:
-    """numpy arrays and scalars as tensors, containers kept."""
+def _as_tensors(value: object, *, widen: bool) -> Any:
+    """numpy arrays and scalars as tensors, containers kept; ``widen`` makes fp32 of 8-bit floats."""
+    import numpy as np
     import torch
 
-    if isinstance(value, torch.Tensor) or value is None:
-        return value
     if isinstance(value, Mapping):
-        return {key: _as_tensors(item) for key, item in value.items()}
+        return {key: _as_tensors(item, widen=widen) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_tensors(item) for item in value]
-    return torch.as_tensor(value)
+        return [_as_tensors(item, widen=widen) for item in value]
+    if isinstance(value, torch.Tensor):
+        # assert_close takes no tolerance for 8-bit floats, it compares their bits.
+        return value.float() if widen and value.is_floating_point() and value.itemsize == 1 else value
+    if value is None:
+        return None
+    # A copy, since torch takes no views that run backwards and warns of arrays that must not be written to.
+    return torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value)
 
 
 def _leaves(value: object, place: str) -> Iterator[tuple[str, object]]:
@@ -67,12 +69,14 @@ def _leaves(value: object, place: str) -> Iterator[tuple[str, object]]:
 
 
 def _has_nan(leaf: object) -> bool:
-    """Whether a tensor, an array or a float is or holds NaN."""
+    """Whether a tensor, an array or a number, real or complex, is or holds NaN."""
     import torch
 
     if isinstance(leaf, torch.Tensor):
-        return leaf.is_floating_point() and bool(torch.isnan(leaf.float() if leaf.itemsize == 1 else leaf).any())
-    if isinstance(leaf, float):
+        if not (leaf.is_floating_point() or leaf.is_complex()):
+            return False
+        return bool(torch.isnan(leaf.float() if leaf.itemsize == 1 else leaf).any())
+    if isinstance(leaf, float | complex):
         return leaf != leaf  # noqa: PLR0124 - NaN is the one number that differs from itself
     kind = getattr(getattr(leaf, "dtype", None), "kind", None)
-    return kind == "f" and bool((leaf != leaf).any())  # type: ignore[attr-defined] # noqa: PLR0124 - as above
+    return kind in ("f", "c") and bool((leaf != leaf).any())  # type: ignore[attr-defined] # noqa: PLR0124 - as above

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HEAVY_STEAL = 0.10
+HEAVY_STEAL = 0.30
 """An attempt during which more of this machine's time than this was stolen says nothing about the code."""
 MIN_CLEAN_SHARE = 0.2
 """Fewer undisturbed pairs than this share of all, and the attempt is not to be believed."""
@@ -69,6 +69,8 @@ def host_disturbance(conditions: dict[str, Any], *, kept: int, dropped: int, nee
     steal = conditions.get("steal_share")
     if steal is not None and steal > HEAVY_STEAL:
         return f"the hypervisor took {steal:.0%} of the CPU time"
+    if kept < needed and not dropped:
+        return f"only {kept} of {needed} samples fitted into the budget; raise it (--perf-budget, budget_s)"
     if kept < needed or kept < MIN_CLEAN_SHARE * (kept + dropped):
         return f"other processes interrupted {dropped} of {kept + dropped} samples"
     return None

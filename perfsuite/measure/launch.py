@@ -27,6 +27,7 @@ def capture(step: Step) -> tuple[Step, str]:
     import torch
 
     try:
+        step()  # what a first call compiles or tunes cannot be captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -1,4 +1,4 @@
-"""One paragraph for each case that failed or is undecided: by how much, against what, what changed since, what to do."""
+"""One paragraph a case that failed or is undecided: by how much, against what, what changed since, what to do."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rich.text import Text
 
 from perfsuite.baseline import environment_changes
 from perfsuite.record import BaselinePart, Record
-from perfsuite.terminal.names import printable
-from perfsuite.terminal.results import bracket, rate, signed_percent, verdict_style
-from perfsuite.terminal.table import paragraph
+from perfsuite.terminal.cells import exact_change, rate, verdict_style
+from perfsuite.terminal.names import printable, prose
+from perfsuite.terminal.table import PROSE_WIDTH, paragraph
 from perfsuite.units import format_si
 from perfsuite.verdict import FAILED, UNDECIDED, Outcome
 
 ADVICE = {
-    Outcome.ERROR: "See its traceback above; --perf-in-process runs it under a debugger.",
+    Outcome.ERROR: "Run it alone with --perf-in-process to debug it.",
     Outcome.INCORRECT: "Correct the result first: the speed of a wrong one says nothing.",
     Outcome.CHANGED: "If the case was not meant to change, look at what it declares and at the versions above.",
     Outcome.IMPLAUSIBLE: "Correct the case's declaration or its step; no baseline takes such a value.",
@@ -42,6 +42,7 @@ def failing(records: Sequence[Record]) -> list[Record]:
 
 def failure_lines(record: Record, width: int) -> list[Text]:
     """The paragraph of one case: its verdict and full id, then the sentences."""
+    width = min(width, PROSE_WIDTH)
     drill = f" in a drill of {record.drill_percent:g} %" if record.drill_percent else ""
     title = Text.assemble(
         (f"{printable(record.verdict)}{drill}", verdict_style(record.verdict)), f"  {printable(record.case)}"
@@ -51,7 +52,7 @@ def failure_lines(record: Record, width: int) -> list[Text]:
 
 def _sentences(record: Record) -> list[str]:
     """What, by how much, against which runs, since when, and what to do."""
-    found = [_sentence(printable(record.reason))]
+    found = [_sentence(prose(record.reason))]
     if record.baseline is not None:
         found += _against(record, record.baseline)
     advice = next((text for outcome, text in ADVICE.items() if outcome == record.verdict), None)
@@ -66,6 +67,8 @@ def _sentence(text: str) -> str:
 
 def _against(record: Record, baseline: BaselinePart) -> list[str]:
     """The values compared, the runs behind the old one, and both environments."""
+    if not record.environment:  # the case did not run, nobody knows
+        return [_compared(record, baseline)]
     changes = environment_changes(baseline.environment, record.environment)
     since = f"Since then: {printable(', '.join(changes))}." if changes else "The same versions are installed now."
     return [_compared(record, baseline), since]
@@ -76,12 +79,12 @@ def _compared(record: Record, baseline: BaselinePart) -> str:
     count = f"{len(baseline.runs)} run{'' if len(baseline.runs) == 1 else 's'}"
     if baseline.change is None:
         return f"It was not compared to its baseline: {count} with {_versions(baseline)}."
-    interval = f" {bracket(baseline.change_interval)}" if baseline.change_interval else ""
+    change = exact_change(baseline.change, baseline.change_interval)
     now, before = _judged(record, baseline.value * (1 + baseline.change)), _judged(record, baseline.value)
-    runs = ", ".join(_judged(record, run) for run in baseline.runs)
-    of_control = f" of {printable(record.control.name)}" if record.control else ""
+    runs = _joined([_judged(record, run) for run in baseline.runs])
+    of_control = f" times the rate of {printable(record.control.name)}" if record.control else ""
     return (
-        f"Rate {signed_percent(baseline.change)}{interval}: {now}{of_control} against {before}, "
+        f"Rate {change}: {now} against {before}{of_control}, "
         f"the median of the baseline's {count} ({runs}) with {_versions(baseline)}."
     )
 
@@ -90,6 +93,13 @@ def _judged(record: Record, value: float) -> str:
     """A judged value: a share of the control's rate where there is a control, else a rate."""
     found = rate(record)
     return f"{value:.4g}" if record.control is not None or found is None else format_si(value, found[1])
+
+
+def _joined(values: Sequence[str]) -> str:
+    """``310, 311, 312 TFLOP/s``: the unit once where all share it."""
+    if len({value.partition(" ")[2] for value in values}) != 1:
+        return ", ".join(values)
+    return ", ".join([*(value.partition(" ")[0] for value in values[:-1]), values[-1]])
 
 
 def _versions(baseline: BaselinePart) -> str:

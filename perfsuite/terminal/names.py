@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import pairwise
 
 from rich.cells import cell_len
 
 ELLIPSIS = "…"
+NO_FILE = "no case file"
 HEAD_SHARE = 1 / 3
 """How much of a shortened name is its beginning: what tells cases apart mostly stands at the end."""
 CONTEXT = 3
@@ -30,6 +31,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def prose(text: str) -> str:
+    """A sentence from elsewhere on one line: its line breaks are spaces, the rest is `printable`."""
+    return printable(" ".join(text.split()))
 
 
 def shorten(text: str, width: int) -> str:
@@ -67,9 +73,15 @@ def shorten_all(names: Sequence[str], width: int) -> list[str]:
 def _parted(names: Iterable[str], width: int) -> dict[str, str]:
     """A view of each name that starts shortly before it differs from its neighbours in the alphabet."""
     ordered = sorted(names)
-    shared = [len(commonprefix(pair)) for pair in zip(ordered, ordered[1:], strict=False)]
+    shared = [_shared(*pair) for pair in pairwise(ordered)]
     starts = [max(before, after) for before, after in zip([0, *shared], [*shared, 0], strict=True)]
     return {name: _from(name, start, width) for name, start in zip(ordered, starts, strict=True)}
+
+
+def _shared(first: str, second: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def _from(name: str, start: int, width: int) -> str:
@@ -100,11 +112,11 @@ def _of_file(cases: Sequence[str], file: str, functions: dict[str, list[int]]) -
     """The groups of one file: single cases first, then each function with several."""
     singles = [positions[0] for positions in functions.values() if len(positions) == 1]
     below_file = [cases[each].partition("::")[2] or file for each in singles]
-    groups = [_group(file if any(functions) else "", singles, below_file)] if singles else []
+    groups = [_group(file if any(functions) else NO_FILE, singles, below_file)] if singles else []
     for function, positions in functions.items():
         if len(positions) > 1:
             below_function = [split(cases[each])[2] or function or file for each in positions]
-            groups.append(_group(f"{file}::{function}" if function else "", positions, below_function))
+            groups.append(_group(f"{file}::{function}" if function else NO_FILE, positions, below_function))
     return groups
 
 

@@ -9,18 +9,11 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from perfsuite.record import Record
+from perfsuite.terminal.cells import remark_cell, signed_percent, verdict_style
 from perfsuite.terminal.failures import failing, failure_lines
-from perfsuite.terminal.names import group_cases, printable
-from perfsuite.terminal.results import (
-    MEASURED_MARK,
-    UTILIZATION,
-    is_measured,
-    layouts,
-    remark,
-    signed_percent,
-    verdict_style,
-)
-from perfsuite.terminal.table import choose, paragraph, render, table
+from perfsuite.terminal.names import group_cases, printable, prose
+from perfsuite.terminal.results import layouts
+from perfsuite.terminal.table import PROSE_WIDTH, choose, paragraph, render, table
 from perfsuite.verdict import DOUBTFUL_GAIN, UNDECIDED, Outcome
 
 TOGETHER = 0.7
@@ -30,20 +23,22 @@ NOTICEABLE = 0.5
 """A case has moved when it did by more than this share of its tolerance."""
 
 
-def summary(records: Sequence[Record], *, width: int, color: bool, notes: Sequence[str] = ()) -> str:
+def summary(
+    records: Sequence[Record], *, width: int, color: bool, notes: Sequence[str] = (), refreshed: bool = False
+) -> str:
     """Everything that a person reads at the end of a run, in lines of at most ``width`` cells.
 
     At 140 columns and above the table also says ceilings and their source, the interval of the time, samples, control
-    and memory. ``notes`` are printed before the counts.
+    and memory. ``notes`` are printed before the counts. ``refreshed``: the run wrote baselines itself.
     """
     lines: list[Text] = []
     if (headline := _headline(records)) is not None:
-        lines += [*paragraph(Text(headline, style="bold yellow"), width), Text()]
+        lines += [*paragraph(Text(headline, style="bold yellow"), min(width, PROSE_WIDTH)), Text()]
     if records:
         lines += [*_title(records, width), Text(), *_table(records, width), Text()]
     for record in failing(records):
         lines += [*failure_lines(record, width), Text()]
-    for note in (*_requests(records), *map(printable, notes)):
+    for note in (*([] if refreshed else _requests(records)), *(prose(note) for note in notes if note)):
         lines += paragraph(note, width)
     return render([*lines, *_counts(records, width)], width=width, color=color)
 
@@ -62,8 +57,8 @@ def _headline(records: Sequence[Record]) -> str | None:
         if len(moved) / len(compared) >= TOGETHER:
             return (
                 f"Look at the runner first: {len(moved)} of {len(compared)} cases got {word} together, by a median of "
-                f"{signed_percent(statistics.median(moved))}. Clocks, a power limit or other load do that; "
-                "one change to the code seldom does."
+                f"{signed_percent(statistics.median(moved))}. Clocks, a power limit, load or a driver do that, "
+                "one change to the code seldom."
             )
     return None
 
@@ -85,32 +80,26 @@ def _drill(records: Iterable[Record]) -> str | None:
 
 
 def _table(records: Sequence[Record], width: int) -> list[Text]:
-    """The table, with its footnote where it needs one."""
+    """The table; a row without numbers shows its reason."""
     groups = group_cases([record.case for record in records])
-    columns = choose(layouts(records, width), groups, width)
-    remarks = {row: cell for row, record in enumerate(records) if (cell := remark(record)) is not None}
-    lines = table(columns, groups, width, remarks)
-    marked = any(column.title == UTILIZATION and any(MEASURED_MARK in cell.text for cell in column.cells) for column in columns)
-    if marked and any(map(is_measured, records)):
-        text = f"{MEASURED_MARK} of a measured ceiling: the best rate seen on this machine, which has no data sheet here"
-        lines += paragraph(Text(text, style="dim"), width, indent=2)
-    return lines
+    layout = choose(layouts(records, width), groups, width)
+    remarks = {row: cell for row, record in enumerate(records) if (cell := remark_cell(record)) is not None}
+    return table(layout, groups, width, instead=remarks)
 
 
 def _requests(records: Sequence[Record]) -> list[str]:
     """What the run asks for: rows to refresh, rows to record, gains to doubt."""
-    improved = [record for record in records if record.verdict == Outcome.IMPROVED]
-    new = sum(record.verdict == Outcome.NEW for record in records)
-    doubtful = [record for record in improved if record.baseline and (record.baseline.change or 0) > DOUBTFUL_GAIN]
+    real = [record for record in records if not record.drill_percent]  # a drill is never a baseline
+    improved = [record for record in real if record.verdict == Outcome.IMPROVED]
+    new = sum(record.verdict == Outcome.NEW for record in real)
     found = []
     if improved:
         found.append(f"{len(improved)} IMPROVED: refresh {_rows(len(improved))} with --perf-update-baselines.")
     if new:
         found.append(f"{new} NEW: record {_rows(new)} with --perf-update-baselines.")
-    for record in doubtful:
-        assert record.baseline is not None and record.baseline.change is not None
-        found.append(f"{signed_percent(record.baseline.change)} in {printable(record.case)}: is the work still done?")
-    return found
+    gains = ((record.case, record.baseline.change or 0.0) for record in improved if record.baseline is not None)
+    doubtful = [(case, gain) for case, gain in gains if gain > DOUBTFUL_GAIN]
+    return found + [f"{signed_percent(gain)} in {printable(case)}: is the work still done?" for case, gain in doubtful]
 
 
 def _rows(count: int) -> str:
@@ -119,7 +108,7 @@ def _rows(count: int) -> str:
 
 def _counts(records: Sequence[Record], width: int) -> list[Text]:
     """How many are undecided, and how many there are of each verdict."""
-    judged = [each for each in records if each.baseline is not None and each.verdict not in (Outcome.MISSING, Outcome.SKIPPED)]
+    judged = [record for record in records if record.baseline is not None]
     undecided = sum(record.verdict in UNDECIDED for record in judged)
     order = [outcome.value for outcome in Outcome]
     counts = Counter(record.verdict for record in records)

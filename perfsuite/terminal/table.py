@@ -5,21 +5,26 @@ rich's own table takes over 5 s for 10,000 rows of ten cells and wraps what does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import StringIO
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from perfsuite.terminal.names import Group, shorten, shorten_all
+from perfsuite.terminal.names import ELLIPSIS, Group, shorten, shorten_all
 
-NONE = "–"
-GAP = "  "
+NAME_TITLE = "case"
+NONE = "\N{EN DASH}"
 INDENT = "  "
 PROSE_WIDTH = 100
 """Wider paragraphs are hard to read."""
+_GLUE = "\ue000"
+"""Of the private use area: `names.printable` writes it out, so no text holds it."""
+_TOGETHER = re.compile(r"\d (%|[kMGTP]?(FLOP|OP|B|calls)(/s)?\b|[num]?s\b|[KMGT]iB)|\[[-+.\d]+, [-+.\d]+\]|\S+ -> \S+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +37,17 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A title and one cell a row."""
+    """A title, one cell a row, and what stands under a table that has this column."""
 
     title: str
     cells: tuple[Cell, ...]
     left: bool = False
+    footnote: str = ""
 
-    @property
+    @cached_property
     def width(self) -> int:
-        """The widest cell."""
-        return max((cell_len(cell.text) for cell in self.cells), default=0)
+        """That of the widest cell, the title included."""
+        return max(cell_len(text) for text in (self.title, *(cell.text for cell in self.cells)))
 
     @property
     def blank(self) -> bool:
@@ -51,91 +57,134 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Columns to try, the least width for names that makes them worth it, and whether blank ones stay out."""
+    """Columns to try, the cells between them, and the least width for names that makes them worth it."""
 
     columns: tuple[Column, ...]
     name_width: int
+    gap: int = 2
+
+    def name_room(self, width: int) -> int:
+        """Cells that are left for names."""
+        return width - len(INDENT) - sum(column.width + self.gap for column in self.columns)
 
 
-def name_room(columns: Sequence[Column], width: int) -> int:
-    """Cells that are left for names."""
-    taken = sum(max(column.width, cell_len(column.title)) + len(GAP) for column in columns)
-    return width - len(INDENT) - taken
-
-
-def choose(layouts: Sequence[Layout], groups: Sequence[Group], width: int) -> tuple[Column, ...]:
-    """The columns of the first layout that leaves its names enough room, or of the last."""
-    longest = max((cell_len(name) for group in groups for name in group.names), default=0)
+def choose(layouts: Sequence[Layout], groups: Sequence[Group], width: int) -> Layout:
+    """The first layout that leaves its names enough room, or the last."""
+    longest = _longest(groups)
     for layout in layouts[:-1]:
-        if name_room(layout.columns, width) >= min(longest, layout.name_width):
-            return layout.columns
-    return layouts[-1].columns
+        if layout.name_room(width) >= min(longest, layout.name_width):
+            return layout
+    return layouts[-1]
+
+
+def _longest(groups: Sequence[Group]) -> int:
+    """Cells of the longest name."""
+    return max((cell_len(name) for group in groups for name in group.names), default=0)
 
 
 def table(
-    columns: Sequence[Column], groups: Sequence[Group], width: int, remarks: dict[int, Cell] | None = None
+    layout: Layout,
+    groups: Sequence[Group],
+    width: int,
+    *,
+    instead: Mapping[int, Cell] | None = None,
+    below: Mapping[int, Cell] | None = None,
 ) -> list[Text]:
     """A title line, then each group's heading and rows.
 
-    A row in ``remarks`` shows that text instead of its cells, the last column excepted.
+    ``instead`` holds what a row shows in place of its cells, the last one excepted; ``below`` a line under a row.
     """
-    longest = max((cell_len(name) for group in groups for name in group.names), default=0)
-    room = max(min(name_room(columns, width), max(longest, len("case"))), 1)
-    widths = [max(column.width, cell_len(column.title)) for column in columns]
-    lines = [_line("case", [_pad(c.title, w, left=c.left) for c, w in zip(columns, widths, strict=True)], room, width)]
-    lines[0].stylize("bold")
+    room = max(min(layout.name_room(width), max(_longest(groups), len(NAME_TITLE))), 1)
+    grid = _Grid(columns=layout.columns, gap=layout.gap, room=room, width=width)
+    lines = [grid.titles()]
     for group in groups:
-        if group.heading:
-            lines.append(Text(shorten(group.heading, width), style="bold"))
+        lines.append(Text(shorten(group.heading, width), style="bold"))
         for row, name in zip(group.members, shorten_all(group.names, room), strict=True):
-            lines.append(_row(row, name, columns, widths, room, width, (remarks or {}).get(row)))
-    return lines
+            lines.append(grid.row(row, name, (instead or {}).get(row)))
+            if below and row in below:
+                lines += paragraph(Text(below[row].text, style=below[row].style), width, indent=2 * len(INDENT))
+    footnotes = [Text(column.footnote, style="dim") for column in layout.columns if column.footnote]
+    return lines + [line for footnote in footnotes for line in paragraph(footnote, width, indent=len(INDENT))]
 
 
-def _row(
-    row: int, name: str, columns: Sequence[Column], widths: Sequence[int], room: int, width: int, remark: Cell | None
-) -> Text:
-    """One row: its cells, or its remark and the last cell."""
-    cells = [column.cells[row] for column in columns]
-    if remark is None:
-        padded = [
-            (_pad(cell.text, cells_wide, left=column.left), cell.style)
-            for cell, column, cells_wide in zip(cells, columns, widths, strict=True)
+@dataclass(frozen=True, kw_only=True)
+class _Grid:
+    """Columns with their places: ``room`` cells for the name, ``gap`` before each column, ``width`` in all."""
+
+    columns: tuple[Column, ...]
+    gap: int
+    room: int
+    width: int
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Of each column."""
+        return tuple(column.width for column in self.columns)
+
+    def titles(self) -> Text:
+        """The title line."""
+        titles = tuple(Cell(text=column.title) for column in self.columns)
+        line = self._line(NAME_TITLE, self._padded(titles))
+        line.stylize("bold")
+        return line
+
+    def row(self, row: int, name: str, instead: Cell | None) -> Text:
+        """One row: its cells, or what stands instead of them and the last cell."""
+        cells = tuple(column.cells[row] for column in self.columns)
+        if instead is None:
+            return self._line(name, self._padded(cells))
+        span = sum(self.widths[:-1]) + self.gap * (len(self.widths) - 2)
+        parts = [(pad(cut(instead.text, span), span, left=True), instead.style)] if span > 0 else []
+        return self._line(name, [*parts, (cells[-1].text, cells[-1].style)])
+
+    def _padded(self, cells: Sequence[Cell]) -> list[tuple[str, str]]:
+        """Each cell as wide as its column."""
+        return [
+            (pad(cell.text, width, left=column.left), cell.style)
+            for cell, column, width in zip(cells, self.columns, self.widths, strict=True)
         ]
-    else:
-        span = sum(widths[:-1]) + len(GAP) * (len(widths) - 2)
-        padded = [(_pad(shorten(remark.text, span), span, left=True), remark.style)] if span > 0 else []
-        padded.append((cells[-1].text, cells[-1].style))
-    return _line(name, padded, room, width)
+
+    def _line(self, name: str, cells: Sequence[tuple[str, str]]) -> Text:
+        """The name and its cells on one line that is never too long."""
+        parts: list[str | tuple[str, str]] = [INDENT, pad(name, self.room, left=True)]
+        for cell in cells:
+            parts += [" " * self.gap, cell]
+        line = Text.assemble(*parts)
+        line.rstrip()
+        line.truncate(self.width, overflow="ellipsis")
+        return line
 
 
-def _line(name: str, cells: Sequence[str | tuple[str, str]], room: int, width: int) -> Text:
-    """The name and its cells on one line."""
-    parts: list[str | tuple[str, str]] = [INDENT, _pad(name, room, left=True)]
-    for cell in cells:
-        parts += [GAP, cell]
-    line = Text.assemble(*parts)
-    line.rstrip()
-    if cell_len(line.plain) > width:
-        line.truncate(width, overflow="ellipsis")
-    return line
-
-
-def _pad(text: str, width: int, *, left: bool) -> str:
+def pad(text: str, width: int, *, left: bool) -> str:
     """``text`` filled with spaces to ``width`` cells."""
     fill = " " * (width - cell_len(text))
     return text + fill if left else fill + text
 
 
+def cut(text: str, width: int) -> str:
+    """``text`` in at most ``width`` cells, its end cut off."""
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + ELLIPSIS
+
+
 def paragraph(text: Text | str, width: int, indent: int = 0) -> list[Text]:
-    """``text`` wrapped to ``width``, at most PROSE_WIDTH, each line indented."""
-    rich_text = Text(text) if isinstance(text, str) else text
-    console = _console(StringIO(), width, color=False)
-    lines = rich_text.wrap(console, max(min(width, PROSE_WIDTH) - indent, 1), overflow="fold")
+    """``text`` wrapped to ``width`` cells, no number parted from its unit, each line indented."""
+    whole = Text(text) if isinstance(text, str) else text.copy()
+    room = max(width - indent, 1)
+    fits = whole.cell_len <= room  # by far the most do, and wrapping is slow
+    lines = [whole] if fits else _wrapped(whole, room)
     for line in lines:
         line.rstrip()
         line.pad_left(indent)
-    return list(lines)
+    return lines
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    """``text`` in lines, with what belongs together glued by a character that is no space while it is wrapped."""
+    text.plain = _TOGETHER.sub(lambda found: found[0].replace(" ", _GLUE), text.plain)
+    lines = list(text.wrap(_console(StringIO(), width, color=False), width, overflow="fold"))
+    for line in lines:
+        line.plain = line.plain.replace(_GLUE, " ")
+    return lines
 
 
 def render(lines: Iterable[Text], *, width: int, color: bool) -> str:

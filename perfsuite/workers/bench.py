@@ -30,7 +30,7 @@ def prepare(config: WorkerConfig) -> Bench:
     return Bench(
         torch_device=torch_device(config),
         target=Target(backend=config.backend, sku=config.sku, compute_capability=config.compute_capability),
-        clock=clock_for(config.backend),
+        clock=clock_for(config.backend, threads=config.threads),
         hardware=row.per_torch_device() if row else None,
         l2_bytes=config.l2_bytes,
         read_device_conditions=_conditions_reader(config),

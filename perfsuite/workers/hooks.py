@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from types import TracebackType
 
 import pytest
 
+from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.protocol import WorkerConfig
 from perfsuite.workers.serve import Server, result_key
 from perfsuite.workloads.base import Workload
@@ -39,7 +41,16 @@ class WorkerPlugin:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
         """Call the case with its fixtures and measure the workload that it returns."""
         __tracebackhide__ = True
-        pyfuncitem.stash[result_key] = self._server.measure(call_case(pyfuncitem))
+        try:
+            workload = _call(pyfuncitem)
+            pyfuncitem.stash[result_key] = (
+                self._server.measure(workload)
+                if isinstance(workload, Workload)
+                else Failure(outcome=Outcome.ERROR, reason=not_a_workload(pyfuncitem.name, workload))
+            )
+        except BaseException as error:
+            error.__traceback__ = without_own_frames(error.__traceback__)
+            raise
         return True
 
     @pytest.hookimpl(tryfirst=True)
@@ -50,13 +61,32 @@ class WorkerPlugin:
 
 def call_case(item: pytest.Function) -> Workload:
     """Call a case's function with its parameters and fixtures; pytest fails it where it returns no workload."""
-    __tracebackhide__ = True
-    parameters = inspect.signature(item.obj).parameters.values()
-    wanted = [each.name for each in parameters if each.default is each.empty and each.name in item.funcargs]
-    workload = item.obj(**{name: item.funcargs[name] for name in wanted})
+    workload = _call(item)
     if not isinstance(workload, Workload):
         pytest.fail(not_a_workload(item.name, workload), pytrace=False)
     return workload
+
+
+def _call(item: pytest.Function) -> object:
+    """What the case's function returns."""
+    __tracebackhide__ = True
+    parameters = inspect.signature(item.obj).parameters.values()
+    wanted = [each.name for each in parameters if each.default is each.empty and each.name in item.funcargs]
+    return item.obj(**{name: item.funcargs[name] for name in wanted})
+
+
+def without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """What of a traceback lies in the user's code and in libraries; whole where all of it is ours."""
+    entries = []
+    entry = traceback
+    while entry is not None:
+        if str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] != "perfsuite":
+            entries.append(entry)
+        entry = entry.tb_next
+    kept = None
+    for each in reversed(entries):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept or traceback
 
 
 def not_a_workload(case: str, value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -39,11 +40,13 @@ from perfsuite.workers.serve import STACK_SIGNAL
 
 START_LIMIT_S = 120.0
 STACK_WAIT_S = 1.0
-TAIL_LINES = 20
+TAIL_LINES, TAIL_BYTES = 20, 64 * 1024
 _MAIN = (
     "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('PERFSUITE_SYS_PATH')); "
     "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 )
+_FRAME = re.compile(r'^\s*File "(.*)", line \d+ in ')
+_MACHINERY = ("/pluggy/", "/_pytest/", f"{Path(__file__).parents[1]}/", "<string>", "<frozen ")
 _WARD = "read -r _; kill -KILL -{group} 2>/dev/null"
 
 
@@ -70,6 +73,7 @@ class LocalWorker:
 
     def __init__(self, launch: Launch) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile(prefix="perfsuite-worker-")  # noqa: SIM115 - lives as long as we
+        self._asked_at = 0
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         try:
@@ -119,6 +123,7 @@ class LocalWorker:
     ) -> Measurement | Failure:
         """One attempt of one case; a Failure with outcome ERROR where the worker dies or passes ``limit_s``."""
         deadline = time.monotonic() + limit_s
+        self._asked_at = self._printed_bytes()
         try:
             self._channel.send(Measure(case=case, spec=spec))
             while True:
@@ -165,23 +170,27 @@ class LocalWorker:
         hint = " (the system ran out of memory?)" if -code == signal.SIGKILL else ""
         return f"the worker process was ended by {name}{hint}"
 
-    def _tail(self, start: int = 0) -> str:
-        """The last lines that the worker printed."""
-        self._log.seek(start)
-        lines = self._log.read().decode("utf-8", "replace").splitlines()
-        return "\n".join(lines[-TAIL_LINES:])
+    def _printed_bytes(self) -> int:
+        """How much the worker has printed; the file's offset is the worker's too, and stays where it is."""
+        return os.fstat(self._log.fileno()).st_size
+
+    def _tail(self) -> str:
+        """The last lines that the worker printed since it was asked."""
+        start = max(self._asked_at, self._printed_bytes() - TAIL_BYTES)
+        printed = os.pread(self._log.fileno(), TAIL_BYTES, start).decode("utf-8", "replace")
+        return "\n".join(_readable(printed.splitlines())[-TAIL_LINES:])
 
     def _stacks(self) -> str:
         """The Python stacks of a worker that hangs, written by itself on a signal even while it holds the GIL."""
-        before = self._log.seek(0, os.SEEK_END)
+        self._asked_at = self._printed_bytes()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
         while time.monotonic() < deadline and not self._selector.select(0.05):
-            if self._log.seek(0, os.SEEK_END) > before:
+            if self._printed_bytes() > self._asked_at:
                 self._selector.select(0.05)
                 break
-        return self._tail(before)
+        return self._tail()
 
     def stop(self) -> None:
         """Let the worker end by itself, and end it and its children if it does not."""
@@ -204,6 +213,12 @@ class LocalWorker:
             with contextlib.suppress(OSError):
                 os.close(self._pidfd)
             self._pidfd = None
+
+
+def _readable(lines: list[str]) -> list[str]:
+    """Python's dump of its stacks without pytest's frames, ours and the list of extension modules."""
+    found = ((line, _FRAME.match(line)) for line in lines if not line.startswith("Extension modules:"))
+    return [line for line, frame in found if frame is None or not any(part in frame[1] for part in _MACHINERY)]
 
 
 def _start_ward(group: int) -> tuple[subprocess.Popen[bytes], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import socket
 
@@ -35,7 +36,8 @@ class Server:
         self._spec: AttemptSpec | None = None
         self._reports: list[pytest.TestReport] = []
         os.set_inheritable(config.fd, False)
-        faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+        self._stderr_fd = os.dup(2)  # while a case runs, pytest may have put its own file in place of 2
+        faulthandler.register(STACK_SIGNAL, file=self._stderr_fd, all_threads=True)
 
     def serve(self, items: list[pytest.Item]) -> None:
         """Announce this worker, then measure what is asked for."""
@@ -95,7 +97,7 @@ def _crash_line(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    line = lines[0] if lines else "failed without a message"
+    line = re.sub(r"^(Failed|perfsuite\.errors\.\w+): ", "", lines[0]) if lines else "failed without a message"
     return f"out of memory: {line}" if _is_out_of_memory(text) else line
 
 

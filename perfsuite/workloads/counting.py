@@ -8,7 +8,7 @@ from typing import Any
 from perfsuite.errors import UncountableError
 from perfsuite.flops import attention_flops, matmul_flops
 from perfsuite.workloads.base import Step
-from perfsuite.workloads.free_operators import ALLOCATING, is_free
+from perfsuite.workloads.free_operators import computes, is_free
 
 Shape = tuple[int, ...]
 Formula = Callable[..., int]
@@ -76,7 +76,7 @@ def _counter_type() -> type[Any]:
                 self.flops += formula(*args, **kwargs, out_val=out)
             elif higher_order or not is_free(func):
                 self.unknown.add(str(func))
-            self.computed |= higher_order or key.__name__ not in ALLOCATING
+            self.computed |= higher_order or computes(func)
             return out
 
     return Counter

@@ -17,6 +17,8 @@ ALLOCATING = _names(
     """
     empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_ set_
     lift lift_fresh alias detach detach_ record_stream is_pinned is_same_size _has_same_storage_numel
+    dim numel size stride storage_offset sym_numel sym_size sym_stride sym_storage_offset is_contiguous
+    sym_is_contiguous is_strides_like_format is_non_overlapping_and_dense
     """
 )
 
@@ -92,6 +94,11 @@ def is_free(operator: Any) -> bool:
         return False
     name = _plain_name(operator)
     return name in FREE_NAMES or _is_view(operator) or _is_elementwise(name)
+
+
+def computes(operator: Any) -> bool:
+    """Whether an operator overload touches data, free or not."""
+    return str(operator.overloadpacket.__name__) not in ALLOCATING and not _is_view(operator)
 
 
 def _plain_name(operator: Any) -> str:

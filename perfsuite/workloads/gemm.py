@@ -122,7 +122,7 @@ def _check_eight_bit(gemm: Gemm) -> None:
         if getattr(gemm, name):
             # Of the four, cuBLAS takes this one on every generation: fp8 before Blackwell, int8 under CUDA 13.
             raise CaseError(
-                f"Gemm: {name}=True does not go with dtype={gemm.dtype!r}, whose b is always stored as (n, k); leave it out"
+                f"Gemm: {name}=True does not go with dtype={gemm.dtype!r}: b is stored as (n, k) anyway; leave it out"
             )
 
 

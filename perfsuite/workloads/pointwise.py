@@ -62,7 +62,8 @@ class Pointwise(Workload):
 class Fusable(Pointwise):
     """Work that torch has one kernel for (``fused``), and that its formula spells out in several."""
 
-    formula_temporaries: ClassVar[int]
+    formula_tensors: ClassVar[int]
+    """Tensors of full size that the formula holds at its peak beside the inputs, the output among them."""
 
     fused: bool = True
 
@@ -72,11 +73,14 @@ class Fusable(Pointwise):
             raise CaseError(f"{type(self).__name__}: fused={self.fused!r} must be True or False")
 
     def memory_bytes(self) -> int | None:
-        """Inputs, output, and the formula's intermediates where it is spelt out."""
+        """Inputs, output, and the formula's intermediates where it is spelt out; narrow inputs are copied first."""
         if self.fused:
             return super().memory_bytes()
-        itemsize = max(dtype_of(self.dtype).itemsize, ACCUMULATE_ITEMSIZE)
-        return (self.work().nbytes or 0) + self.formula_temporaries * self.rows * self.cols * itemsize
+        itemsize = dtype_of(self.dtype).itemsize
+        narrow = itemsize < ACCUMULATE_ITEMSIZE
+        inputs = (self.tensors * self.rows + self.row_vectors) * self.cols * itemsize
+        held = (self.formula_tensors + narrow) * self.rows * self.cols
+        return inputs + held * max(itemsize, ACCUMULATE_ITEMSIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,7 @@ class LayerNorm(Fusable):
 
     kind = "layer_norm"
     row_vectors = 2
-    formula_temporaries = 3
+    formula_tensors = 3
 
     def build(self, device: str) -> Step:
         """torch's kernel, or mean, variance and scaling one by one."""
@@ -103,7 +107,7 @@ class RMSNorm(Fusable):
 
     kind = "rms_norm"
     row_vectors = 1
-    formula_temporaries = 2
+    formula_tensors = 2
 
     def build(self, device: str) -> Step:
         """torch's function, or its formula one operation at a time."""
@@ -120,7 +124,7 @@ class Softmax(Fusable):
     """Softmax over the columns."""
 
     kind = "softmax"
-    formula_temporaries = 2
+    formula_tensors = 3
 
     def build(self, device: str) -> Step:
         """torch's kernel, or maximum, exponential, sum and division one by one."""
@@ -137,7 +141,7 @@ class Gelu(Fusable):
     """GELU; ``approximate`` is ``none`` (by the error function) or ``tanh``."""
 
     kind = "gelu"
-    formula_temporaries = 2
+    formula_tensors = 4
 
     approximate: str = "none"
 
