@@ -24,7 +24,7 @@ def bench_triad(dtype):
     return Triad(nbytes=64 * MIB, dtype=dtype)
 
 
-@pytest.mark.parametrize("mib", [1, 8, 256], ids="{}MiB".format)
+@pytest.mark.parametrize("mib", [8, 256], ids="{}MiB".format)
 def bench_copy(mib):
     return Copy(nbytes=mib * MIB, dtype="fp32")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfsuite.errors import HardwareError
+from perfsuite.gate import ITERATION_LIMIT_GPU_S
 from perfsuite.hardware.catalogue import Hardware, ambiguity, load
 from perfsuite.hardware.selection import detect
 from perfsuite.measure.metric import metric_of
 from perfsuite.terminal import PlanRow
-from perfsuite.units import format_bytes, s_to_us
+from perfsuite.units import format_bytes, format_time_us, s_to_us
 from perfsuite.utilization import arithmetic_intensity
 from perfsuite.workloads.base import Target, Workload
 
@@ -75,6 +76,9 @@ def _skip(workload: Workload, planned: PlanTarget) -> str | None:
     if reason := workload.unsupported(planned.target):
         return reason
     needed = workload.memory_bytes()
-    if needed is None or planned.hardware is None or needed <= planned.hardware.memory_bytes:
+    if needed is not None and planned.hardware is not None and needed > planned.hardware.memory_bytes:
+        return f"needs {format_bytes(needed)}, the device has {format_bytes(planned.hardware.memory_bytes)}"
+    time_us, limit_us = _roofline_time_us(workload, planned.hardware), s_to_us(ITERATION_LIMIT_GPU_S)
+    if time_us is None or time_us <= limit_us:
         return None
-    return f"needs {format_bytes(needed)}, the device has {format_bytes(planned.hardware.memory_bytes)}"
+    return f"one iteration takes at least {format_time_us(time_us)}, the limit is {format_time_us(limit_us)}"

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.settings import MARKER_ARGUMENTS, OPTIONS
+from perfsuite.settings import GPU_DEST, GPU_FLAG, MARKER_ARGUMENTS, OPTIONS
 
-GPU_FLAG, GPU_DEST = "--gpu", "perfsuite_gpu"
 GPU_HELP = "hardware to measure on: auto, cpu, a family (a100) or a SKU (a100-sxm4-80gb)"
 WORKER_VARIABLE = "PERFSUITE_WORKER"
 

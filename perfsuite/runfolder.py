@@ -6,7 +6,6 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -105,7 +104,7 @@ def _prepare(directory: Path) -> None:
 
 
 def _swap_link(link: Path, target: str) -> None:
-    """Point ``link`` at its neighbour ``target`` in one step; left alone where it is not a link or links cannot be made."""
+    """Point ``link`` at its neighbour ``target`` in one step; left alone where it is no link or cannot be made one."""
     if link.exists() and not link.is_symlink():
         return
     temporary = link.with_name(f".{link.name}-{os.getpid()}")
@@ -118,16 +117,17 @@ def _swap_link(link: Path, target: str) -> None:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace ``path`` whole or not at all."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        temporary.chmod(0o644)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            temporary.unlink()
         raise
 
 
@@ -141,12 +141,19 @@ def read_info(path: Path) -> RunInfo:
         return msgspec.json.decode(data, type=RunInfo)
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FileError(f"{path}: not a run: {error}") from None
 
 
 def new_directory(reports: Path) -> Path:
-    """A folder name of this moment that is not taken yet."""
+    """Make a folder named by this moment; of two sessions that start together each has its own."""
     name = time.strftime("%Y-%m-%dT%H-%M-%S")
-    candidates: Sequence[Path] = [reports / name, *(reports / f"{name}.{n}" for n in range(2, 1000))]
-    return next(candidate for candidate in candidates if not candidate.exists())
+    try:
+        reports.mkdir(parents=True, exist_ok=True)
+        for candidate in (reports / name, *(reports / f"{name}.{number}" for number in range(2, 1000))):
+            with contextlib.suppress(FileExistsError):
+                candidate.mkdir()
+                return candidate
+    except OSError as error:
+        raise FileError(f"{reports}: cannot hold a run: {error.strerror}; name another with --perf-report") from None
+    raise FileError(f"{reports}: holds a thousand runs of this second; name another folder with --perf-report")

@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite.collect import MissingCase, is_case, missing_case, refuse_unstable_ids
 from perfsuite.errors import PerfsuiteError, UsageError
-from perfsuite.settings import OPTIONS, Settings, validate
+from perfsuite.settings import GPU_DEST, OPTIONS, Settings, validate
 from perfsuite.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ case_key = pytest.StashKey[bool]()
 
 def settings_of(config: pytest.Config) -> Settings:
     """The session's settings from command line and ini."""
-    from perfsuite.plugin import GPU_DEST
-
     given = {option.flag: getattr(config.option, option.dest, None) for option in OPTIONS}
     ini = {option.dest: config.getini(option.dest) for option in OPTIONS}
     gpu = getattr(config.option, GPU_DEST, None) or config.getini("perf_gpu") or "auto"
@@ -140,7 +138,7 @@ class SessionPlugin:
         last = [item for item in session.items if isinstance(item, MissingCase)]
         first = [item for item in session.items if not isinstance(item, MissingCase)]
         suspects = []
-        for item, following in zip(first, [*first[1:], None], strict=True):
+        for item, following in zip(first, [*first[1:], None], strict=False):
             if case_key in item.stash and run.wants_second_pass(item):
                 suspects.append(item)
             else:

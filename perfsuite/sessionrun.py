@@ -100,7 +100,8 @@ class SessionRun:
             reason = f"its baseline row is there, but it was skipped: {skipped.reason}"
         else:
             reason = "its baseline row is there, but the case is not"
-            renamed = suggest_rename(case, self._baselines.rows[case], self._records)
+            row = self._baselines.rows.get(case)
+            renamed = suggest_rename(case, row, self._records) if row else None
             if renamed is not None:
                 reason += f"; was it renamed to {renamed}?"
         reason += "; `perfsuite baselines prune` removes rows without a case"
@@ -115,8 +116,8 @@ class SessionRun:
         if self._settings.plan:
             yield
             return
-        self._open_folder(selected)
         with self._device_lock():
+            self._open_folder(selected)
             try:
                 yield
                 self._update_baselines()
@@ -203,6 +204,7 @@ class SessionRun:
                 raise UsageError(
                     f"{self.device.sku} was busy with another session for {limit_s:g} s; try later"
                 ) from None
+            self._baselines = self._store.load()  # the other session may have stored some
         try:
             yield
         finally:
@@ -210,7 +212,7 @@ class SessionRun:
 
     def wants_second_pass(self, item: pytest.Item) -> bool:
         """Measure a case for the first time; True where fresh processes have to decide."""
-        if self._settings.plan or self._settings.in_process:
+        if self._settings.plan or self._settings.in_process or item.get_closest_marker("skip"):
             return False
         assert self._gate is not None
         state = self._gate.first_pass(Request(case=item.nodeid, settings=self._case_settings[item.nodeid]))

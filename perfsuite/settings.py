@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import UsageError
+
+
+GPU_FLAG, GPU_DEST = "--gpu", "perfsuite_gpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +240,7 @@ def _marker_fraction(case: str, name: str, value: object) -> float:
 def _marker_number(case: str, name: str, value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not 0 < number < sys.float_info.max:
         raise UsageError(f"{case}: perf({name}={value!r}) must be a number greater than 0")
-    return float(value)
+    return float(number)

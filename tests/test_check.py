@@ -126,6 +126,8 @@ def test_tolerances_left_out_are_torchs_for_the_data_type() -> None:
         (0.1, {"rtol": 0.01, "atol": 0.1}, True),
         (1e-6, {"rtol": 0.0}, False),  # 0 is a tolerance, not one left out
         (1e-6, {"atol": 0.0}, False),
+        (0.0, {"rtol": 0.0}, True),
+        (0.0, {"atol": 0.0}, True),
     ],
 )
 def test_tolerances_given_hold(difference: float, tolerances: dict[str, float], expected: bool) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.measure.clock import Block, FakeClock, Step
-from perfsuite.measure.drill import make_drill
+from perfsuite.measure.drill import filler_for, make_drill
 from perfsuite.measure.sampler import (
     MIN_SAMPLES,
     WARMUP_BUDGET,
@@ -375,3 +375,12 @@ def test_a_drill_is_calibrated_on_the_median_of_alternating_blocks() -> None:
     clock.calls.clear()
     drill(4)
     assert clock.calls == ["filler"] * 120
+
+
+@pytest.mark.parametrize(("metric", "elements"), [("mfu", 48 * 48), ("mbu", 8192), ("latency_us", 1)])
+def test_a_filler_is_work_of_the_cases_kind(metric: str, elements: int) -> None:
+    """It writes into the same output every time, so that it adds no memory."""
+    filler = filler_for("cpu", metric)
+    first = filler()
+    assert first.numel() == elements
+    assert filler().data_ptr() == first.data_ptr()

@@ -24,8 +24,6 @@ class Control:
     work: float
     unit: str
     step: Step
-    buffers: tuple[object, ...] = ()
-    """What the step's raw pointers point to, kept alive."""
 
 
 def control_for(*, metric: str, flops: int, nbytes: int | None, dtype: str) -> Control:
@@ -63,14 +61,13 @@ def memmove_control(nbytes: int) -> Control:
     half = max(nbytes // 2, 1)
     source = np.random.default_rng(seed=17).integers(0, 256, half, dtype=np.uint8)
     target = np.zeros_like(source)
-    to, from_ = ctypes.c_void_p(target.ctypes.data), ctypes.c_void_p(source.ctypes.data)
+    to, from_ = (array.ctypes.data_as(ctypes.c_void_p) for array in (target, source))  # these keep the arrays alive
     size = ctypes.c_size_t(half)
 
     def step() -> None:
         ctypes.memmove(to, from_, size)  # type: ignore[arg-type] # ctypes converts once, here it would every call
 
     return Control(
-        buffers=(source, target),
         name=f"libc.memmove[{half}]",
         version="-".join(part for part in platform.libc_ver() if part) or platform.system().lower(),
         work=2.0 * half,

@@ -24,7 +24,7 @@ from perfsuite.errors import WorkerError
 from perfsuite.measure.attempt import AttemptSpec
 from perfsuite.measure.measurement import Measurement
 from perfsuite.verdict import Failure, Outcome
-from perfsuite.workers.bench import THREAD_VARIABLES
+from perfsuite.workers.bench import cpu_environment
 from perfsuite.workers.protocol import (
     ENVIRONMENT_VARIABLE,
     Channel,
@@ -40,6 +40,7 @@ from perfsuite.workers.serve import STACK_SIGNAL
 
 START_LIMIT_S = 120.0
 STACK_WAIT_S = 1.0
+STOP_LIMIT_S = 5.0
 TAIL_LINES, TAIL_BYTES = 20, 64 * 1024
 _MAIN = (
     "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('PERFSUITE_SYS_PATH')); "
@@ -61,11 +62,7 @@ class Launch:
 
 
 class WorkerGoneError(Exception):
-    """The worker ended, hung or could not start; the message is one line, ``detail`` what it left on its output."""
-
-    def __init__(self, message: str, detail: str = "") -> None:
-        super().__init__(message)
-        self.detail = detail
+    """The worker ended; the message says how, in one line."""
 
 
 class LocalWorker:
@@ -93,7 +90,7 @@ class LocalWorker:
             **os.environ,
             ENVIRONMENT_VARIABLE: msgspec.json.encode(config).decode(),
             "PERFSUITE_SYS_PATH": json.dumps(sys.path),
-            **(dict.fromkeys(THREAD_VARIABLES, str(config.threads)) if config.backend == "cpu" else {}),
+            **(cpu_environment(config.threads) if config.backend == "cpu" else {}),
         }
         output = None if launch.show_output else self._log
         return subprocess.Popen(
@@ -111,9 +108,11 @@ class LocalWorker:
         """Wait until the worker has collected its cases; WorkerError with what it printed where it does not."""
         try:
             hello = self._receive(time.monotonic() + START_LIMIT_S)
-        except WorkerGoneError as gone:
+        except (WorkerGoneError, TimeoutError, ConnectionError) as error:
+            why = str(error) if isinstance(error, WorkerGoneError) else f"no answer after {START_LIMIT_S:g} s"
+            printed = self._tail()
             self.kill()
-            raise WorkerError(f"a worker did not start: {gone}\n{gone.detail}") from None
+            raise WorkerError(f"a worker did not start: {why}\n{printed}") from None
         if not isinstance(hello, Hello):
             raise WorkerError(f"a worker answered {type(hello).__name__} before it was asked")
         self.environment = hello.environment
@@ -138,10 +137,10 @@ class LocalWorker:
             stacks = self._stacks()
             self.kill()
             return Failure(outcome=Outcome.ERROR, reason=f"hung: no result after {limit_s:g} s", traceback=stacks)
-        except (WorkerGoneError, ConnectionError) as gone:
+        except (WorkerGoneError, ConnectionError):
+            reason, printed = self._how_ended(), self._tail()
             self.kill()
-            detail = gone.detail if isinstance(gone, WorkerGoneError) else self._tail()
-            return Failure(outcome=Outcome.ERROR, reason=self._how_ended(), traceback=detail)
+            return Failure(outcome=Outcome.ERROR, reason=reason, traceback=printed)
 
     @property
     def alive(self) -> bool:
@@ -153,17 +152,18 @@ class LocalWorker:
         events = self._selector.select(max(0.0, deadline - time.monotonic()))
         ready = {key.fd for key, _ in events}
         if self._channel.fileno() in ready:
-            try:
+            with contextlib.suppress(EOFError):
                 return self._channel.receive_reply()
-            except EOFError:
-                self._process.wait()
         elif not events:
             raise TimeoutError
-        raise WorkerGoneError(self._how_ended(), self._tail())
+        raise WorkerGoneError(self._how_ended())
 
     def _how_ended(self) -> str:
         """The end of the process in words."""
-        code = self._process.wait()
+        try:
+            code = self._process.wait(timeout=STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return "the worker process lives on, but has closed its channel: does the case close files of others?"
         if code >= 0:
             return f"the worker process ended with exit code {code}"
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
@@ -196,7 +196,7 @@ class LocalWorker:
         """Let the worker end by itself, and end it and its children if it does not."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=STOP_LIMIT_S)
         self.kill()
 
     def kill(self) -> None:
@@ -209,6 +209,8 @@ class LocalWorker:
         with contextlib.suppress(OSError):
             os.close(self._ward_pipe)
         self._channel.close()
+        self._selector.close()
+        self._log.close()
         if self._pidfd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._pidfd)

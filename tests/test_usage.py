@@ -1,0 +1,202 @@
+"""What cannot be done is refused before anything is measured: exit 4, one line that names what, and no traceback."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+
+import pytest
+
+from perfsuite.hardware.selection import gather
+from tests.support import Project, Session, a_row, cpu_sku
+
+CASE = """
+import pytest
+from perfsuite import Gemm
+
+@pytest.mark.skip(reason="not today")
+def bench_here():
+    return Gemm(m=1, n=1, k=1)
+"""
+ROW = "bench_x.py::bench_here[a/b]"
+
+Run = Callable[..., Session]
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """One case that never needs a worker."""
+    monkeypatch.setattr(tempfile, "tempdir", str(pytester.mkdir("tmp")))
+    project = Project(directory=pytester.path)
+    project.write("bench_x.py", CASE)
+    return project
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, project: Project) -> Run:
+    """A session in this process."""
+
+    def run(*arguments: str) -> Session:
+        result = pytester.runpytest_inprocess("-p", "perfsuite.plugin", "-p", "no:cacheprovider", *arguments)
+        return Session(code=int(result.ret), output=f"{result.stdout}\n{result.stderr}", directory=pytester.path)
+
+    return run
+
+
+def refusal(session: Session) -> str:
+    """The one line of an exit 4."""
+    assert session.code == 4, session.output
+    assert "Traceback" not in session.output
+    (line,) = [line for line in session.output.splitlines() if line.startswith("ERROR: ")]
+    after = session.output.partition(line)[2].strip()
+    assert after == "", "it is one line"
+    return line.removeprefix("ERROR: ")
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--perf-tolerance=3"], ["--perf-tolerance='3'", "between 0 and 1"]),
+        (["--perf-budget=nan"], ["--perf-budget='nan'", "finite"]),
+        (["--perf-timeout=0"], ["--perf-timeout='0'", "greater than 0"]),
+        (["--perf-runs=many"], ["--perf-runs='many'", "whole number"]),
+        (["--perf-drill=-1"], ["--perf-drill='-1'", "negative"]),
+        (["--perf-accept= ", "--perf-update-baselines"], ["--perf-accept", "needs a reason"]),
+        (["--perf-accept=why"], ["--perf-accept", "--perf-update-baselines"]),
+        (["--perf-drill=30", "--perf-update-baselines"], ["--perf-drill", "--perf-update-baselines"]),
+        (["--perf-in-process", "--perf-update-baselines"], ["--perf-in-process", "--perf-update-baselines"]),
+        (["--perf-ranks=2"], ["--perf-ranks 2"]),
+        (["--reruns=2"], ["reruns"]),
+        (["--force-reruns=2"], ["reruns"]),
+        (["-o", "reruns=2"], ["reruns"]),
+        (["-n", "2"], ["xdist (-n)"]),
+        (["-o", "perf_tolerance=7"], ["perf_tolerance='7'", "between 0 and 1"]),
+    ],
+    ids=lambda value: "".join(value) if value[0].startswith("-") else "",
+)
+def test_options_that_cannot_be_used(run: Run, arguments: list[str], named: list[str]) -> None:
+    line = refusal(run("bench_x.py", "--gpu=cpu", *arguments))
+    assert all(text in line for text in named), line
+
+
+def test_unknown_option_is_pytests_to_refuse(run: Run) -> None:
+    session = run("bench_x.py", "--gpu=cpu", "--perf-tolerence=3")
+    assert session.code == 4
+    assert "--perf-tolerence" in session.output
+
+
+# Hardware
+
+
+def test_unknown_hardware_offers_near_names(run: Run) -> None:
+    line = refusal(run("bench_x.py", "--gpu=a1000"))
+    assert "'a1000' is not known" in line
+    assert "a100" in line.partition("near")[2]
+
+
+def test_absent_hardware_is_told_beside_what_is_here(run: Run) -> None:
+    line = refusal(run("bench_x.py", "--gpu", "cpu-of-tomorrow"))
+    assert "cpu-of-tomorrow" in line
+    assert cpu_sku() in line
+
+
+@pytest.mark.skipif(bool(gather().nvml.gpus or gather().bus), reason="there is a GPU here")
+def test_absent_gpu_is_told_beside_what_is_here(run: Run) -> None:
+    line = refusal(run("bench_x.py", "--gpu", "a100"))
+    assert "--gpu a100: no a100 here" in line
+    assert cpu_sku() in line
+
+
+# Markers
+
+
+@pytest.mark.parametrize(
+    ("marker", "named"),
+    [
+        ("perf(tolerence=0.1)", ["tolerence", "tolerance, floor, budget_s, timeout_s"]),
+        ("perf(0.1)", ["named arguments only"]),
+        ("perf(tolerance=3)", ["tolerance=3", "between 0 and 1"]),
+        ("perf(tolerance='3%')", ["tolerance='3%'", "number"]),
+        ("perf(floor=True)", ["floor=True", "number"]),
+        ("perf(floor={'a100': 0.5, 'h100': 60})", ["floor['h100']=60", "between 0 and 1"]),
+        ("perf(budget_s=-1)", ["budget_s=-1", "greater than 0"]),
+        ("perf(timeout_s=float('inf'))", ["timeout_s=inf"]),
+        ("xfail", ["marked xfail"]),
+        ("flaky(reruns=2)", ["marked flaky"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_markers_that_cannot_be_used(project: Project, run: Run, marker: str, named: list[str]) -> None:
+    project.write("bench_x.py", CASE.replace("@pytest", f"@pytest.mark.{marker}\n@pytest"))
+    line = refusal(run("bench_x.py", "--gpu=cpu"))
+    assert "bench_x.py::bench_here" in line
+    assert all(text in line for text in named), line
+
+
+# Baselines that cannot be read are never "no baseline"
+
+
+def _changed(old: str, new: str) -> Callable[[bytes], bytes]:
+    return lambda data: data.replace(old.encode(), new.encode(), 1)
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], list[str]]] = {
+    "empty": (lambda data: b"", ["empty"]),
+    "cut in half": (lambda data: data[: len(data) // 2], ["not TOML"]),
+    "last lines cut": (lambda data: data[: data.index(b"[environments]")], ["environments"]),
+    "binary": (lambda data: bytes(range(256)), ["not TOML"]),
+    "newer schema": (_changed("schema = 1", "schema = 2"), ["schema 2"]),
+    "no schema": (_changed("schema = 1\n", ""), ["schema is missing"]),
+    "negative": (_changed("value = 1.0", "value = -1.0"), ["bench_here[a/b]", "value"]),
+    "not a number": (_changed("value = 1.0", "value = nan"), ["bench_here[a/b]", "value"]),
+    "text": (_changed("value = 1.0", 'value = "fast"'), ["bench_here[a/b]", "value"]),
+    "negative run": (_changed("runs = [1.0]", "runs = [1.0, -1.0]"), ["bench_here[a/b]", "runs"]),
+    "other median": (_changed("runs = [1.0]", "runs = [2.0]"), ["bench_here[a/b]", "value", "median"]),
+    "no metric": (_changed('metric = "mfu", ', ""), ["bench_here[a/b]", "metric"]),
+    "unknown field": (_changed("wire_bytes = 0", "wire_bites = 0"), ["bench_here[a/b]", "wire_bites"]),
+    "other SKU": (_changed(cpu_sku(), "h100-sxm5-80gb"), ["h100-sxm5-80gb", cpu_sku()]),
+    "other file": (_changed("bench_x.py", "bench_y.py"), ["bench_y.py"]),
+}
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_baselines(project: Project, run: Run, damage: Callable[[bytes], bytes], named: list[str]) -> None:
+    project.set_rows({ROW: a_row()})
+    path = project.store.path_for(ROW)
+    damaged = damage(path.read_bytes())
+    path.write_bytes(damaged)
+    line = refusal(run("bench_x.py", "--gpu=cpu", "--perf-update-baselines"))
+    assert str(path) in line
+    assert all(text in line for text in named), line
+    assert path.read_bytes() == damaged
+    assert not (project.directory / "reports").exists()
+
+
+def test_baselines_that_cannot_be_listed(project: Project, run: Run) -> None:
+    project.write(f"baselines/{cpu_sku()}", "a file where a folder belongs")
+    assert str(project.directory / "baselines" / cpu_sku()) in refusal(run("bench_x.py", "--gpu=cpu"))
+
+
+# Nothing judged, nothing collected
+
+
+def test_nothing_judged_is_not_a_success(project: Project, run: Run) -> None:
+    project.write("test_plain.py", "def test_it(): pass\n")
+    project.write("pytest.ini", "[pytest]\nperf_cases = bench_x.py\n")
+    assert run("bench_x.py", "--gpu=cpu").code == 5, "its only case is skipped"
+    assert run("bench_x.py", "test_plain.py", "--gpu=cpu").code == 5, "tests are not cases"
+    assert run("test_plain.py", "--gpu=cpu").code == 5, "no case at all"
+    assert run("bench_x.py", "--gpu=cpu", "-k", "nothing").code == 5
+    assert run("test_plain.py").code == 0, "nobody asked for a measurement"
+    assert run("bench_x.py", "--gpu=cpu", "--collect-only").code == 0
+
+
+def test_case_file_that_does_not_import_interrupts(project: Project, run: Run) -> None:
+    project.write("bench_y.py", "import no_such_module\n")
+    session = run("bench_x.py", "bench_y.py", "--gpu=cpu")
+    assert session.code == 2
+    assert "ERROR bench_y.py" in session.output
+    assert not (project.directory / "reports").exists()
