@@ -1,4 +1,7 @@
-"""A pytest plugin that fails a build when GPU work got slower than the hardware has shown it can run it."""
+"""A pytest plugin that fails a build when GPU work got slower than the hardware has shown it can run it.
+
+PYTEST_DONT_REWRITE: `pytest-benchmark compare` makes two pytest configurations, and the second would warn of it.
+"""
 
 from __future__ import annotations
 

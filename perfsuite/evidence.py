@@ -108,8 +108,10 @@ def _key(measurement: Measurement) -> str:
 
 
 def work_of(measurement: Measurement) -> float:
-    """The work whose rate is judged: FLOPs, bytes, or one call."""
-    return {"mfu": float(measurement.flops), "mbu": float(measurement.nbytes or 0)}.get(measurement.metric, 1.0)
+    """The work whose rate is judged: FLOPs, bytes, or calls."""
+    return {"mfu": float(measurement.flops), "mbu": float(measurement.nbytes or 0)}.get(
+        measurement.metric, float(measurement.calls)
+    )
 
 
 def rates(measurement: Measurement) -> tuple[float, float, float]:
@@ -125,6 +127,7 @@ def declared_work(measurement: Measurement) -> Declared:
         flops=measurement.flops,
         nbytes=measurement.nbytes,
         wire_bytes=measurement.wire_bytes,
+        calls=measurement.calls,
         dtype=measurement.dtype,
         precision=measurement.precision,
         flop_convention=measurement.flop_convention,
@@ -232,6 +235,7 @@ def _with_measurement(base: Record, measurement: Measurement, ceiling: CeilingPa
         flop_convention=measurement.flop_convention,
         nbytes=measurement.nbytes,
         wire_bytes=measurement.wire_bytes,
+        calls=measurement.calls,
         ceiling=ceiling,
         control=ControlPart(name=control.name, version=control.version, rate=control.rate_per_s, unit=control.unit)
         if control

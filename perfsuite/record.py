@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import msgspec
 
+from perfsuite.dtypes import DTYPES
 from perfsuite.errors import FileError
+from perfsuite.units import us_to_s
 
 SCHEMA = 1
 
@@ -99,6 +101,7 @@ class Record(_Part, frozen=True, kw_only=True):
     flop_convention: str | None = None
     nbytes: int | None = None
     wire_bytes: int = 0
+    calls: int = 1
     device: DevicePart | None = None
     ceiling: CeilingPart | None = None
     control: ControlPart | None = None
@@ -112,6 +115,16 @@ class Record(_Part, frozen=True, kw_only=True):
     drill_percent: float = 0.0
     traceback: str | None = None
     environment: dict[str, str | None] = {}
+
+
+def rate(record: Record) -> tuple[float, str] | None:
+    """Judged work per second at the median time, and its unit: operations, bytes or calls; None where not known."""
+    if record.time_us is None or not record.time_us.median > 0:
+        return None
+    operation = DTYPES[record.dtype].unit if record.dtype in DTYPES else "FLOP"
+    judged = {"mfu": (record.flops, operation), "mbu": (record.nbytes, "B"), "latency_us": (record.calls, "calls")}
+    work, unit = judged.get(record.metric or "", (None, ""))
+    return None if work is None else (work / us_to_s(record.time_us.median), f"{unit}/s")
 
 
 def _finite(value: object) -> object:

@@ -12,6 +12,7 @@ from perfsuite.collect import MissingCase, is_case, missing_case, refuse_unstabl
 from perfsuite.errors import PerfsuiteError, UsageError
 from perfsuite.settings import GPU_DEST, OPTIONS, Settings, validate
 from perfsuite.verdict import Outcome
+from perfsuite.workers.rest import rest_of
 
 if TYPE_CHECKING:
     from perfsuite.sessionrun import SessionRun
@@ -153,8 +154,7 @@ class SessionPlugin:
         """What pytest may keep fixtures for: not for a case that may be put off, but for the session's rest."""
         if following is None or case_key not in following.stash or self._settings.in_process or self._settings.plan:
             return following
-        rest: MissingCase = MissingCase.from_parent(session, name="rest", reason="")
-        return rest
+        return rest_of(session)
 
     def _report(self, session: pytest.Session, item: pytest.Item, following: pytest.Item | None) -> None:
         """Let pytest run the item's protocol: a case's call raises what its verdict asks for."""

@@ -120,12 +120,18 @@ class SessionRun:
             self._open_folder(selected)
             try:
                 yield
-                self._update_baselines()
+                self._end_well()
             except session.Failed:
-                self._update_baselines()
+                self._end_well()
                 raise
             finally:
                 self.close()
+
+    def _end_well(self) -> None:
+        """Let the last worker tear its fixtures down, and store what was recorded."""
+        if self._measurer is not None:
+            self._measurer.fresh()
+        self._update_baselines()
 
     @property
     def _run_name(self) -> str:
@@ -356,12 +362,23 @@ class SessionRun:
     def show(self, reporter: pytest.TerminalReporter) -> None:
         """The plan, or the table of results and each failure in a paragraph."""
         width = reporter._tw.fullwidth  # noqa: SLF001 - pytest has no public name for the terminal's width
-        color = reporter.hasmarkup
+        for line in self._text(width, color=reporter.hasmarkup, verbose=reporter.verbosity > 0).splitlines():
+            reporter.write_line(line)
+
+    def _text(self, width: int, *, color: bool, verbose: bool) -> str:
+        """The plan, or the summary of the results."""
         if self._plan:
-            reporter.write(f"{plan(self._plan, width=width, color=color)}\n")
-        elif self._records:
-            notes = [*self._notes, f"results: {self._folder.directory}" if self._folder else ""]
-            reporter.write(f"{summary(self._records, width=width, color=color, notes=notes)}\n")
+            return plan(self._plan, width=width, color=color)
+        if not self._records:
+            return ""
+        return summary(
+            self._records,
+            width=width,
+            color=color,
+            notes=[*self._notes, f"results: {self._folder.directory}" if self._folder else ""],
+            refreshed=self._settings.update_baselines,
+            show_skipped=verbose,
+        )
 
     def _reporter(self) -> pytest.TerminalReporter | None:
         reporter: pytest.TerminalReporter | None = self._config.pluginmanager.get_plugin("terminalreporter")

@@ -37,6 +37,7 @@ DECLARED = Declared(
     flops=412316860416,
     nbytes=218103808,
     wire_bytes=0,
+    calls=1,
     dtype="bf16",
     precision={"allow_tf32": False, "matmul": "highest"},
     flop_convention="exact",

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from perfsuite.measure.attempt import attempt
 from perfsuite.measure.check import DisagreementError, NotANumberError, check_agreement, check_numbers
+from perfsuite.verdict import Outcome
+from perfsuite.workloads.kernel import Kernel
+from tests.test_attempt import SPEC, cpu_bench, failed
 
 NAN = math.nan
 
@@ -207,3 +211,34 @@ def test_the_compared_results_are_left_as_they_are() -> None:
     check_agreement([array, tensor], [array, tensor], rtol=0.1, atol=None)
     assert array.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert tensor.dtype is torch.float8_e4m3fn
+
+
+# What an attempt makes of it
+
+
+def pair(result: object, reference: object, **rest: Any) -> Kernel:
+    return Kernel(lambda device: ((lambda: result), (lambda: reference)), flops=1, **rest)
+
+
+def test_a_step_that_is_not_its_reference_is_incorrect() -> None:
+    failure = failed(attempt(pair(torch.ones(4), torch.zeros(4)), SPEC, cpu_bench()))
+    assert failure.outcome is Outcome.INCORRECT
+    assert failure.reason.startswith("the step's result is not its reference's:")
+
+
+@pytest.mark.parametrize("tolerance", ["rtol", "atol"])
+def test_the_cases_own_tolerance_holds(tolerance: str) -> None:
+    """Within it the clock is asked next, which stands still."""
+    near, ones = torch.full((4,), 1.01), torch.ones(4)
+    outcomes = {
+        value: failed(attempt(pair(near, ones, **{tolerance: value}), SPEC, cpu_bench())).outcome
+        for value in (0.001, 0.1)
+    }
+    assert outcomes == {0.001: Outcome.INCORRECT, 0.1: Outcome.ERROR}
+
+
+def test_nan_is_an_error_before_it_is_compared() -> None:
+    spoiled = torch.tensor([math.nan])
+    failure = failed(attempt(pair(spoiled, spoiled), SPEC, cpu_bench()))
+    assert failure.outcome is Outcome.ERROR
+    assert failure.reason.startswith("result holds NaN")

@@ -25,6 +25,7 @@ DECLARED = Declared(
     flops=2048,
     nbytes=64,
     wire_bytes=0,
+    calls=1,
     dtype="bf16",
     precision={},
     flop_convention="exact",

@@ -94,7 +94,7 @@ def test_a_memmove_really_moves_every_byte(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_chain_is_ten_calls() -> None:
     control = chain_control()
-    assert (control.name, control.work, control.unit) == ("numpy.add[16]x10", 10, "call")
+    assert (control.name, control.work, control.unit) == ("numpy.add[16]x10", 10, "calls")
 
 
 def test_a_chain_calls_numpy_ten_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +190,13 @@ def test_the_memory_probe_counts_bytes_read_and_written(monkeypatch: pytest.Monk
     best = ceiling.probe_memory("cpu", Scripted([3e-6, 2e-6, 3e-6, 3e-6, 3e-6]))
     assert (best.key, best.unit) == ("memory", "B/s")
     assert best.rate_per_s == pytest.approx(2 * 4096 / 2e-6)
+
+
+def test_the_read_probe_counts_bytes_read_alone() -> None:
+    best = ceiling.probe_read(4096, key="memory.c", clock=Scripted([3e-6, 2e-6, 3e-6, 3e-6, 3e-6]))
+    assert (best.key, best.unit) == ("memory.c", "B/s")
+    assert best.rate_per_s == pytest.approx(4096 / 2e-6)
+    assert best.detail == f"numpy.dot[1024] {np.__version__}"
 
 
 def test_int8_has_a_ceiling_in_operations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,14 @@ def whole(tmp_path_factory):
     with open("session_fixture", "a") as file:
         file.write("torn down ")
 
+@pytest.fixture(scope="module")
+def of_module(whole, request):
+    with open("module_fixture", "a") as file:
+        file.write(f"up {request.node.name} ")
+    yield [whole]
+    with open("module_fixture", "a") as file:
+        file.write(f"down {request.node.name} ")
+
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     monkeypatch.setenv("ALWAYS", "here")
@@ -38,10 +46,6 @@ def pytest_addoption(parser):
 """
 FIXTURES = f"""{KERNELS}
 import os
-
-@pytest.fixture(scope="module")
-def of_module(whole):
-    return [whole]
 
 def bench_a(of_module, whole, tmp_path, request, left_to_itself=3):
     assert of_module == ["of the session"]
@@ -57,7 +61,7 @@ class TestMore:
     def mine(self):
         return "mine"
     @pytest.mark.parametrize("n", [5])
-    def bench_b(self, mine, n, whole):
+    def bench_b(self, mine, n, whole, of_module):
         assert (mine, n) == ("mine", 5)
         return good()
 
@@ -77,20 +81,24 @@ def in_workers(tmp_path_factory: pytest.TempPathFactory) -> Session:
     )
     project.write("conftest.py", CONFTEST)
     project.write("bench_x.py", FIXTURES)
-    return project.run("bench_x.py", *QUICK, "-s", "-v", "--basetemp=base")
+    project.write("bench_w.py", f"{KERNELS}\ndef bench_first(of_module):\n    return good()\n")
+    return project.run("bench_w.py", "bench_x.py", *QUICK, "-s", "-v", "--basetemp=base")
 
 
 def test_fixtures_are_set_up_in_the_worker(in_workers: Session) -> None:
     assert in_workers.records["bench_a"].time_us is not None, in_workers.output
     assert in_workers.records["TestMore::bench_b[5]"].time_us is not None
+    assert (
+        in_workers.directory / "module_fixture"
+    ).read_text() == "up bench_w.py down bench_w.py up bench_x.py down bench_x.py "
     pid, *rest = (in_workers.directory / "session_fixture").read_text().split()
     assert f"said by the worker {pid}" in in_workers.output, "-s shows what workers print"
-    assert rest in ([], ["torn", "down"]), "one worker set it up, once"
+    assert rest == ["torn", "down"], "one worker set it up, once, and was given the time to tear it down"
 
 
 def test_exit_at_the_first_failure(in_workers: Session) -> None:
     assert in_workers.code == 1
-    assert list(in_workers.records) == ["bench_a", "TestMore::bench_b[5]", "bench_c"]
+    assert list(in_workers.records) == ["bench_first", "bench_a", "TestMore::bench_b[5]", "bench_c"]
     assert "stopping after 1 failures" in in_workers.output
     assert in_workers.info.complete
 
@@ -221,7 +229,7 @@ def test_xdist_without_a_word_of_measuring_skips_each_case(tmp_path: Path) -> No
     assert session.code == 0, session.output
     assert "1 passed, 1 skipped" in session.output
     assert [line for line in session.output.splitlines() if line.startswith("SKIPPED")] == [
-        "SKIPPED [1] bench_x.py:20: not measured under xdist; run without -n"
+        "SKIPPED [1] bench_x.py:16: not measured under xdist; run without -n"
     ]
     assert not (project.directory / "reports").exists()
 

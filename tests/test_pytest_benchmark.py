@@ -277,7 +277,7 @@ def test_extra_info_of_memory_bound_and_latency_work() -> None:
     memory = extra_info(record(metric="mbu", value=0.8, dtype="fp32", flops=0, nbytes=10**9, time_us=TIME))
     assert (memory["rate_per_s"], memory["rate_unit"]) == (2e12, "B/s")
     latency = extra_info(record(metric="latency_us", value=500.0, dtype="fp32", flops=0, time_us=TIME))
-    assert (latency["rate_per_s"], latency["rate_unit"], latency["utilization"]) == (2000.0, "call/s", None)
+    assert (latency["rate_per_s"], latency["rate_unit"], latency["utilization"]) == (2000.0, "calls/s", None)
 
 
 def test_extra_info_of_what_was_not_measured() -> None:

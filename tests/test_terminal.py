@@ -107,7 +107,7 @@ def test_memory_bound_work_moves_bytes() -> None:
     ("ceiling", "shown"),
     [
         (None, NONE),
-        (CeilingPart(kind="calls", value=8000.0, unit="call/s", source="measured"), "25.0 %*"),  # 2,000 of 8,000
+        (CeilingPart(kind="calls", value=8000.0, unit="calls/s", source="measured"), "25.0 %*"),  # 2,000 of 8,000
     ],
 )
 def test_latency_is_held_against_the_measured_call_rate(ceiling: CeilingPart | None, shown: str) -> None:

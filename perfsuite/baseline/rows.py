@@ -43,6 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     flops: Count | None = None
     nbytes: Count | None = None
     wire_bytes: Count = 0
+    calls: Count = 1
     dtype: str | None = None
     flop_convention: str | None = None
     launch: str | None = None
@@ -69,6 +70,7 @@ class Declared:
     flops: int | None
     nbytes: int | None
     wire_bytes: int
+    calls: int
     dtype: str | None
     precision: Mapping[str, str | bool]
     flop_convention: str | None

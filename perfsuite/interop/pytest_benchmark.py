@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.dtypes import DTYPES
-from perfsuite.record import Record
-from perfsuite.units import us_to_s
+from perfsuite.record import Record, rate
 
 FIXTURE = "benchmark"
 FILTER_NAME = "perfsuite-benchmark-table"
@@ -123,7 +121,7 @@ def _fixture(item: pytest.Function) -> Any:
 def extra_info(record: Record) -> dict[str, Json]:
     """What an entry says of its case beside the times: utilization (a fraction), rate, work, ceiling and verdict."""
     ceiling = record.ceiling
-    rate_per_s, rate_unit = _rate(record)
+    rate_per_s, rate_unit = rate(record) or (None, None)
     return {
         "verdict": str(record.verdict),
         "metric": record.metric,
@@ -135,16 +133,6 @@ def extra_info(record: Record) -> dict[str, Json]:
         "ceiling": {"value": ceiling.value, "unit": ceiling.unit, "source": ceiling.source} if ceiling else None,
         "drill_percent": record.drill_percent,
     }
-
-
-def _rate(record: Record) -> tuple[float | None, str | None]:
-    """The judged work per second and its unit; None where they are not known."""
-    if record.time_us is None or not record.time_us.median > 0:
-        return None, None
-    operation = DTYPES[record.dtype].unit if record.dtype in DTYPES else "FLOP"
-    judged = {"mfu": (record.flops, operation), "mbu": (record.nbytes, "B"), "latency_us": (1, "call")}
-    work, unit = judged.get(record.metric or "", (None, ""))
-    return (None, None) if work is None else (work / us_to_s(record.time_us.median), f"{unit}/s")
 
 
 def quiet_table(config: pytest.Config) -> None:

@@ -225,8 +225,8 @@ class _Attempt:
         return control_for(metric=metric, flops=flops, nbytes=self.work.nbytes, dtype=self.workload.dtype)
 
     def _rate_work(self, metric: str, flops: int) -> float:
-        """The work that the judged rate counts: FLOPs, bytes, or one call."""
-        return {"mfu": float(flops), "mbu": float(self.work.nbytes or 0)}.get(metric, 1.0)
+        """The work that the judged rate counts: FLOPs, bytes, or calls."""
+        return {"mfu": float(flops), "mbu": float(self.work.nbytes or 0)}.get(metric, float(self.work.calls))
 
     def _sample(
         self,
@@ -297,6 +297,7 @@ class _Attempt:
             flop_convention=self.work.flop_convention,
             nbytes=self.work.nbytes,
             wire_bytes=self.work.wire_bytes,
+            calls=self.work.calls,
             time=TimeSummary(median_s=time.median, low_s=time.low, high_s=time.high, samples=len(samples.case_s)),
             y=y.median,
             y_low=y.low,
@@ -340,10 +341,18 @@ class _Attempt:
             return None
         if metric == "mfu":
             return self._compute_ceiling(control, summary)
-        if control is not None and summary is not None:
-            key = ceiling.memory_key(control.name) if metric == "mbu" else ceiling.CALLS_KEY
-            return ceiling.from_control(control, summary.rate_per_s, key=key)
-        return measured_memory(self.bench) if metric == "mbu" else None
+        if control is None or summary is None:
+            return measured_memory(self.bench) if metric == "mbu" else None
+        if metric == "mbu":
+            return self._memory_ceiling(control, summary)
+        return ceiling.from_control(control, summary.rate_per_s, key=ceiling.CALLS_KEY)
+
+    def _memory_ceiling(self, control: Control, summary: ControlSummary) -> CeilingSample:
+        """The better of memmove's rate beside this case and of reading as many bytes, probed once per size."""
+        key = ceiling.memory_key(control.name)
+        if key not in self.bench.ceilings:
+            self.bench.ceilings[key] = ceiling.probe_read(int(control.work), key=key, clock=self.bench.clock)
+        return ceiling.better(self.bench.ceilings[key], ceiling.from_control(control, summary.rate_per_s, key=key))
 
     def _compute_ceiling(self, control: Control | None, summary: ControlSummary | None) -> CeilingSample:
         """The best of what was probed and of the control beside this case, where numpy computes in its data type."""

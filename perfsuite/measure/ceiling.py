@@ -55,6 +55,18 @@ def probe_compute(dtype: str, device: str, clock: Clock) -> CeilingSample:
     return CeilingSample(key=compute_key(dtype), rate_per_s=best, unit=f"{dtype_of(dtype).unit}/s", detail=detail)
 
 
+def probe_read(nbytes: int, *, key: str, clock: Clock) -> CeilingSample:
+    """The best rate at which numpy's dot product reads ``nbytes``: a case that writes little passes memmove's rate."""
+    import numpy as np
+
+    x = np.ones(max(nbytes // 4, 1), dtype=np.float32)
+    np.dot(x, x)
+    seconds = min(clock.time(lambda: np.dot(x, x), 1).seconds for _ in range(PROBE_REPEATS))
+    return CeilingSample(
+        key=key, rate_per_s=4 * x.size / seconds, unit="B/s", detail=f"numpy.dot[{x.size}] {np.__version__}"
+    )
+
+
 def probe_memory(device: str, clock: Clock) -> CeilingSample:
     """The best rate of a large device copy, bytes read and bytes written counted."""
     from perfsuite.workloads.memory import Copy

@@ -91,6 +91,6 @@ def chain_control() -> Control:
         name=f"numpy.add[16]x{CHAIN_LENGTH}",
         version=np.__version__,
         work=float(CHAIN_LENGTH),
-        unit="call",
+        unit="calls",
         step=step,
     )

@@ -65,6 +65,7 @@ class Measurement(_Part, frozen=True, kw_only=True):
     flop_convention: str
     nbytes: int | None
     wire_bytes: int
+    calls: int = 1
     time: TimeSummary
     y: float
     y_low: float

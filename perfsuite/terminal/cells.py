@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from perfsuite.dtypes import DTYPES
-from perfsuite.record import Record
+from perfsuite.record import Record, rate
 from perfsuite.terminal.names import printable, prose, shorten
 from perfsuite.terminal.table import NONE, Cell
-from perfsuite.units import format_bytes, format_percent, format_si, format_time_us, us_to_s
+from perfsuite.units import format_bytes, format_percent, format_si, format_time_us
 from perfsuite.verdict import CLEAN, FAILED, UNDECIDED, Outcome
 
 MEASURED_MARK = "*"
@@ -33,16 +32,6 @@ def remark_cell(record: Record) -> Cell | None:
     if record.time_us is not None or (record.baseline is not None and record.baseline.change is not None):
         return None
     return Cell(text=prose(record.reason), style="dim")
-
-
-def rate(record: Record) -> tuple[float, str] | None:
-    """Judged work per second at the median time, and its unit: operations, bytes or calls; None where not known."""
-    if record.time_us is None or not record.time_us.median > 0:
-        return None
-    operation = DTYPES[record.dtype].unit if record.dtype in DTYPES else "FLOP"
-    judged = {"mfu": (record.flops, operation), "mbu": (record.nbytes, "B"), "latency_us": (1, "calls")}
-    work, unit = judged.get(record.metric or "", (None, ""))
-    return None if work is None else (work / us_to_s(record.time_us.median), f"{unit}/s")
 
 
 def utilization(record: Record) -> float | None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from perfsuite.baseline import environment_changes
-from perfsuite.record import BaselinePart, Record
-from perfsuite.terminal.cells import exact_change, rate, verdict_style
+from perfsuite.record import BaselinePart, Record, rate
+from perfsuite.terminal.cells import exact_change, verdict_style
 from perfsuite.terminal.names import printable, prose
 from perfsuite.terminal.table import PROSE_WIDTH, paragraph
 from perfsuite.units import format_si
@@ -22,7 +22,7 @@ ADVICE = {
     Outcome.INVALID: "Run it again when nothing else uses the machine.",
     Outcome.BELOW_FLOOR: "Make it faster, or change the floor in its perf marker.",
     Outcome.REGRESSED: 'Undo the loss, or accept it with --perf-update-baselines --perf-accept "why".',
-    Outcome.INCONCLUSIVE: "Run it again on a quieter machine; perfsuite selfcheck shows what this one can resolve.",
+    Outcome.INCONCLUSIVE: "Run it again on a quieter machine, or give the case a --perf-budget that lets it sample longer.",
     Outcome.MISSING: "Bring the case back, or remove its row with perfsuite baselines prune.",
 }
 DRILL_ADVICE = "Nothing to repair: the drill put the extra work there."

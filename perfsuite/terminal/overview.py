@@ -24,23 +24,40 @@ NOTICEABLE = 0.5
 
 
 def summary(
-    records: Sequence[Record], *, width: int, color: bool, notes: Sequence[str] = (), refreshed: bool = False
+    records: Sequence[Record],
+    *,
+    width: int,
+    color: bool,
+    notes: Sequence[str] = (),
+    refreshed: bool = False,
+    show_skipped: bool = True,
 ) -> str:
     """Everything that a person reads at the end of a run, in lines of at most ``width`` cells.
 
     At 140 columns and above the table also says ceilings and their source, the interval of the time, samples, control
-    and memory. ``notes`` are printed before the counts. ``refreshed``: the run wrote baselines itself.
+    and memory. ``notes`` are printed before the counts. ``refreshed``: the run wrote baselines itself. Without
+    ``show_skipped`` cases that do not fit the device are counted by their reason and leave no row in the table.
     """
     lines: list[Text] = []
     if (headline := _headline(records)) is not None:
         lines += [*paragraph(Text(headline, style="bold yellow"), min(width, PROSE_WIDTH)), Text()]
+    shown = [each for each in records if show_skipped or each.verdict != Outcome.SKIPPED]
     if records:
-        lines += [*_title(records, width), Text(), *_table(records, width), Text()]
+        lines += [*_title(records, width), Text()]
+    if shown:
+        lines += [*_table(shown, width), Text()]
     for record in failing(records):
         lines += [*failure_lines(record, width), Text()]
+    if len(shown) < len(records):
+        lines += paragraph(_folded(len(records) - len(shown)), width)
     for note in (*([] if refreshed else _requests(records)), *(prose(note) for note in notes if note)):
         lines += paragraph(note, width)
     return render([*lines, *_counts(records, width)], width=width, color=color)
+
+
+def _folded(count: int) -> str:
+    """What became of the rows that the table leaves out."""
+    return f"{count} SKIPPED, each with its reason in the results; -v lists them here."
 
 
 def _headline(records: Sequence[Record]) -> str | None:

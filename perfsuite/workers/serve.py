@@ -18,6 +18,7 @@ from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.bench import prepare
 from perfsuite.workers.environment import environment
 from perfsuite.workers.protocol import Channel, Done, Failed, Hello, Progress, WorkerConfig
+from perfsuite.workers.rest import rest_of
 from perfsuite.workloads.base import Workload
 
 STACK_SIGNAL = signal.SIGUSR1
@@ -35,6 +36,7 @@ class Server:
         self._bench: Bench | None = None
         self._spec: AttemptSpec | None = None
         self._reports: list[pytest.TestReport] = []
+        self._last: pytest.Item | None = None
         os.set_inheritable(config.fd, False)
         self._stderr_fd = os.dup(2)  # while a case runs, pytest may have put its own file in place of 2
         faulthandler.register(STACK_SIGNAL, file=self._stderr_fd, all_threads=True)
@@ -63,7 +65,10 @@ class Server:
     def _answer(self, item: pytest.Item, spec: AttemptSpec) -> Done | Failed:
         """Run the item through pytest's own protocol, so that fixtures work, and read what was left in its stash."""
         self._spec, self._reports = spec, []
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        if fault := self._leave(item):
+            return Failed(outcome=Outcome.ERROR, reason=fault)
+        assert isinstance(item.parent, pytest.Collector)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=rest_of(item.parent))
         for report in self._reports:
             if report.failed:
                 return Failed(outcome=Outcome.ERROR, reason=_crash_line(report), traceback=report.longreprtext)
@@ -73,6 +78,17 @@ class Server:
         if isinstance(result, Failure):
             return Failed(outcome=result.outcome, reason=result.reason, traceback=result.traceback)
         return Done(measurement=result)
+
+    def _leave(self, item: pytest.Item) -> str | None:
+        """Tear down what the last case's file and class have set up and ``item`` does not share; what went wrong."""
+        last, self._last = self._last, item
+        if last is None or last.parent is item.parent:
+            return None
+        assert isinstance(last.parent, pytest.Collector)
+        item.config.hook.pytest_runtest_protocol(item=rest_of(last.parent), nextitem=item)
+        faults = [_crash_line(report) for report in self._reports if report.failed]
+        self._reports = []
+        return f"what {last.nodeid} left could not be torn down: {faults[0]}" if faults else None
 
     def measure(self, workload: Workload) -> Measurement | Failure:
         """Called while the item runs: measure the workload that its function returned."""

@@ -27,7 +27,9 @@ CONVENTIONS = ("exact", "palm", "torchtitan", "megatron", "hfu", "counted", "dec
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one step does: ``flops`` (or integer operations), bytes of memory traffic, bytes on the wire.
+    """What one step does: ``flops`` (or integer operations), bytes of memory traffic, bytes on the wire, and calls.
+
+    ``calls`` is how many calls of the framework a latency case makes.
 
     ``flops`` is None where nobody declared them (they are then counted once in the worker), 0 where the step does none.
     ``flops_by_dtype`` splits them where a step computes in several data types; empty means all in the case's own.
@@ -37,6 +39,7 @@ class Work:
     nbytes: int | None
     wire_bytes: int = 0
     flop_convention: str = "exact"
+    calls: int = 1
     flops_by_dtype: tuple[tuple[str, int], ...] = ()
 
 

@@ -48,6 +48,7 @@ class Launch(Workload):
         return Work(
             flops=self.chain * matmul_flops(m=1, n=WIDTH, k=WIDTH) if linear else 0,
             nbytes=elements * dtype_of(self.dtype).itemsize,
+            calls=self.chain,
         )
 
     def memory_bytes(self) -> int | None:
