@@ -137,6 +137,7 @@ def test_the_host_clock_counts_nanoseconds(monkeypatch: pytest.MonkeyPatch, elap
 def test_waiting_for_a_core_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     block = host_block(monkeypatch, elapsed_ns=5_000_000, waited_ns=1_000_000, switches=2)
     assert block.seconds == pytest.approx(0.004)
+    assert block.waited_s == pytest.approx(0.001)
     assert not block.switched
 
 

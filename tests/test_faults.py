@@ -239,6 +239,9 @@ import os, signal, subprocess, sys
 def bench_a_done():
     return good()
 
+def bench_a_fails():
+    raise ValueError("at once")
+
 def bench_b_stuck():
     def build(device):
         subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
@@ -253,7 +256,7 @@ def bench_c_never():
 
 @pytest.fixture
 def stuck(tmp_path: Path) -> Iterator[tuple[Project, subprocess.Popen[str]]]:
-    """A session that updates baselines and is in its second case, which never ends."""
+    """A session that updates baselines and is in its third case, which never ends."""
     project = Project(directory=tmp_path / "project")
     project.write("bench_x.py", INTERRUPTED)
     project.set_rows({"bench_x.py::bench_a_done": a_row()})
@@ -269,6 +272,11 @@ def stuck(tmp_path: Path) -> Iterator[tuple[Project, subprocess.Popen[str]]]:
         process.wait()
 
 
+def finished(cases: set[str]) -> bool:
+    """Whether these are the cases before the one that is stuck; the good one may wait for a second pass if disturbed."""
+    return cases in ({"bench_a_fails"}, {"bench_a_done", "bench_a_fails"})
+
+
 def test_killed_session_leaves_its_records_and_no_worker(stuck: tuple[Project, subprocess.Popen[str]]) -> None:
     project, process = stuck
     mark, baselines = str(project.temporary), project.store.path_for("bench_x.py::").read_bytes()
@@ -277,9 +285,9 @@ def test_killed_session_leaves_its_records_and_no_worker(stuck: tuple[Project, s
     process.communicate()
     assert left_over(mark) == []
     folder = (project.directory / "reports" / "latest").resolve()
-    assert [record.case for record in read(folder / "results.jsonl")] == ["bench_x.py::bench_a_done"]
+    assert finished({record.case.partition("::")[2] for record in read(folder / "results.jsonl")})
     assert not read_info(folder / "run.json").complete
-    assert read_info(folder / "run.json").planned[1] == "bench_x.py::bench_b_stuck"
+    assert read_info(folder / "run.json").planned[2] == "bench_x.py::bench_b_stuck"
     assert project.store.path_for("bench_x.py::").read_bytes() == baselines
 
     after = project.run("bench_x.py", *QUICK, "--perf-budget", "0.05", "-k", "c_never")
@@ -299,6 +307,6 @@ def test_interrupt_ends_with_2_and_keeps_what_was_done(stuck: tuple[Project, sub
     assert "KeyboardInterrupt" in session.output
     assert session.info.end is not None
     assert session.info.end.exit == 2
-    assert list(session.records) == ["bench_a_done"]
+    assert finished(set(session.records))
     assert project.store.path_for("bench_x.py::").read_bytes() == baselines
     assert left_over(str(project.temporary)) == []

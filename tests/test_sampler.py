@@ -292,6 +292,25 @@ def test_progress_shows_the_interval_at_each_look() -> None:
         assert [interval.low, interval.median, interval.high] == pytest.approx([math.log(3.0)] * 3)
 
 
+class Crowded(Bench):
+    """Every block also waits 3 ms for a core, which its seconds do not hold."""
+
+    def time(self, step: Step, iterations: int) -> Block:
+        block = super().time(step, iterations)
+        self.advance(0.003)
+        return Block(seconds=block.seconds, waited_s=0.003)
+
+
+def test_waiting_for_a_core_is_time_that_sampling_cost_and_no_samples() -> None:
+    clock = Crowded()
+    samples = sampled(clock, clock.step("case", 0.02), clock.step("control", 0.01))
+    assert samples.case_s == pytest.approx([0.02] * 10)
+    assert samples.control_s == pytest.approx([0.01] * 10)
+    assert samples.timed_s == pytest.approx(0.023 * 10)
+    assert samples.control_wall_s == pytest.approx(0.013 * 10)
+    assert samples.wall_s == pytest.approx(0.36)
+
+
 def test_where_the_time_went() -> None:
     clock = Bench()
     samples = sampled(clock, clock.step("case", 0.02), clock.step("control", 0.01))

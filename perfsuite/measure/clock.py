@@ -23,6 +23,8 @@ class Block:
 
     seconds: float
     switched: bool = False
+    waited_s: float = 0.0
+    """What was taken off: time in which the thread waited for a core."""
 
 
 class Clock(Protocol):
@@ -67,7 +69,7 @@ class HostClock:
         if waited_ns > MOST_WAITING * elapsed_ns > 0:
             return Block(seconds=ns_to_s(elapsed_ns), switched=True)
         switched = self._schedstat is None and _involuntary_switches() != switches
-        return Block(seconds=ns_to_s(elapsed_ns - waited_ns), switched=switched)
+        return Block(seconds=ns_to_s(elapsed_ns - waited_ns), switched=switched, waited_s=ns_to_s(waited_ns))
 
     def _waited_ns(self) -> int:
         """How long this thread has waited for a core since it began."""

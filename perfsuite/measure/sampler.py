@@ -151,10 +151,10 @@ def _take_pair(subject: Subject, clock: Clock, samples: Samples, control_iterati
     if subject.control and taken % 2 == 1:
         control = _block(subject.control, clock, control_iterations, lead_in=subject.lead_in)
     case_s = _checked(case, samples.iterations)
-    samples.timed_s += case.seconds
+    samples.timed_s += case.seconds + case.waited_s
     if control is not None:
         control_s = _checked(control, control_iterations)
-        samples.control_wall_s += control.seconds
+        samples.control_wall_s += control.seconds + control.waited_s
     if case.switched or (control is not None and control.switched):
         samples.dropped += 1
         return
