@@ -77,6 +77,8 @@ class Ceilings:
         known = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
         if len(known) < len(peaks) or not measurement.flops:
             return None
+        if len(known) == 1:
+            return _part(known[measurement.dtype if measurement.dtype in known else next(iter(known))], "compute")
         ideal_s = ideal_time_s(
             Part(flops=flops, peak_flops_per_s=known[dtype].value)
             for dtype, flops in measurement.flops_by_dtype.items()
@@ -89,6 +91,8 @@ class Ceilings:
         """The rate above which a measurement is a fault."""
         if ceiling.source == "measured":
             return ceiling.value * IMPLAUSIBLE_MEASURED
+        if ceiling.kind != "compute":
+            return ceiling.value
         hardware = self.device.hardware()
         return ceiling.value * (hardware.clock_scale(self.device.max_clock_mhz) if hardware else 1.0)
 

@@ -87,7 +87,9 @@ class CaseState:
     @property
     def settled(self) -> bool:
         """Whether no further attempt would change the verdict."""
-        return self.verdict is not None and not self.verdict.wants_confirmation
+        if self.verdict is None or self.verdict.outcome is Outcome.INVALID:
+            return False
+        return not self.verdict.wants_confirmation
 
 
 class Gate:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What the session was told to collect: its arguments, ignored paths and globs, and whether it reran failures only."""
+    """What the session was told to collect: its arguments, what it ignores, and whether it only reran failures."""
 
     arguments: tuple[str, ...]
     directory: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def _forget_gpu_value(early_config: pytest.Config, args: Sequence[str]) -> None:
     A path that is there and names no hardware stays: a project's own ``--gpu`` may be a flag.
     """
     paths = getattr(early_config.known_args_namespace, "file_or_dir", None)
-    for flag, value in zip(args, args[1:], strict=False):
+    for flag, value in pairwise(args):
         if flag != GPU_FLAG or not paths or value not in paths:
             continue
         if not (early_config.invocation_params.dir / value).exists() or _names_hardware(value):

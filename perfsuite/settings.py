@@ -11,7 +11,6 @@ from typing import Any
 
 from perfsuite.errors import UsageError
 
-
 GPU_FLAG, GPU_DEST = "--gpu", "perfsuite_gpu"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,18 +203,21 @@ def test_reading_as_many_bytes_is_probed_once_per_size(
     """The control's 10^6 bytes, read at 9e9 a second: faster than it moves them."""
     sizes: list[int] = []
 
-    def probe(nbytes: int, *, key: str, clock: object) -> CeilingSample:
-        sizes.append(nbytes)
-        return known(key, 9e9)
-
-    monkeypatch.setattr(ceiling, "probe_read", probe)
     clock = FakeClock()
+
+    def reading(nbytes: int) -> Control:
+        sizes.append(nbytes)
+        return Control(name="r", version="1", work=nbytes, unit="B", step=lambda: clock.advance(nbytes / 9e9))
+
+    monkeypatch.setattr(attempt_module, "read_control", reading)
     control(clock)
     bench = cpu_bench(clock)
     del bench.ceilings["memory.c"]
     for _ in range(2):
         each = measured(attempt(kernel(clock, 0.002, flops=0, nbytes=8_000_000), SPEC, bench))
-        assert each.ceiling == known("memory.c", 9e9)
+        assert each.ceiling is not None
+        assert (each.ceiling.key, each.ceiling.detail) == ("memory.c", "r 1")
+        assert each.ceiling.rate_per_s == pytest.approx(9e9)
     assert sizes == [1_000_000]
 
 
@@ -427,32 +430,26 @@ def test_on_a_cpu_nothing_takes_turns(control: Callable[[FakeClock], None]) -> N
     assert kernels.built == 1
 
 
-@pytest.mark.parametrize(("refused", "launch"), [((), "graph"), ((2,), "eager")])
-def test_every_copy_of_a_short_kernel_is_captured_or_none(
-    monkeypatch: pytest.MonkeyPatch, gpu: Callable[..., Bench], refused: tuple[int, ...], launch: str
+@pytest.mark.parametrize(("captured", "launch"), [(True, "graph"), (False, "eager")])
+def test_the_copies_of_a_short_kernel_share_one_graph(
+    monkeypatch: pytest.MonkeyPatch, gpu: Callable[..., Bench], captured: bool, launch: str
 ) -> None:
-    """A graph of one copy alone would replay it out of L2 for ever."""
-    clock, replayed, numbers = FakeClock(), list[int](), iter(range(9))
+    """A graph of one copy alone would replay it out of L2 for ever; 52 steps in 52 ms are 1 ms each."""
+    clock, copies = FakeClock(), list[int]()
 
-    def capture(step: Step) -> tuple[Step, str]:
-        number = next(numbers)
-        if number in refused:
-            return step, "eager"
-
-        def replay() -> None:
-            replayed.append(number)
-            clock.advance(0.01)
-
-        return replay, "graph"
+    def capture(steps: Sequence[Step]) -> Step | None:
+        copies.append(len(steps))
+        return (lambda: clock.advance(0.052)) if captured else None
 
     monkeypatch.setattr(attempt_module, "capture", capture)
     kernels = Copies(clock)
     bench = gpu(clock, hardware=H100, l2_bytes=16_000_000)
     each = measured(attempt(Kernel(kernels.build, flops=0, nbytes=16_000_000), SPEC, bench))
-    assert each.launch == launch
-    turns = (replayed if launch == "graph" else kernels.ran)[-8:]
-    assert turns == [(turns[0] + number) % 4 for number in range(8)]
-    assert bool(replayed) is (launch == "graph")
+    assert (each.launch, copies) == (launch, [4])
+    if captured:
+        assert each.time.median_s == pytest.approx(0.001)
+    else:
+        assert kernels.ran[-8:] == [(kernels.ran[-8] + number) % 4 for number in range(8)]
 
 
 def test_a_gpu_has_a_data_sheet_instead_of_a_control(gpu: Callable[..., Bench]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,16 @@ import torch
 
 from perfsuite.hardware.catalogue import load
 from perfsuite.measure import clock as clock_module
-from perfsuite.measure.clock import Block, EventClock, FakeClock, HostClock, clock_for
-from perfsuite.measure.launch import LAUNCH_S, capture, launch_mode
+from perfsuite.measure.clock import (
+    Block,
+    ClockFaultError,
+    EventClock,
+    FakeClock,
+    HostClock,
+    clock_for,
+    seconds_per_iteration,
+)
+from perfsuite.measure.launch import LAUNCH_S, capture, graph_steps, launch_mode
 
 
 class Accelerator:
@@ -251,19 +260,47 @@ class GraphDevice:
         self.log.append("captured" if self.capturing else "ran")
 
 
-def test_a_captured_step_replays_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs once before: what a first call compiles cannot be captured."""
+def test_one_graph_holds_many_steps_and_each_copy_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run once before: what a first call compiles cannot be captured."""
     device = GraphDevice()
     monkeypatch.setattr(torch, "cuda", device)
-    replay, mode = capture(device.step)
-    assert mode == "graph"
+    turns: list[int] = []
+
+    def copy(number: int) -> Callable[[], None]:
+        def step() -> None:
+            turns.append(number)
+            device.step()
+
+        return step
+
+    replay = capture([copy(number) for number in range(4)])
+    assert replay is not None
     replay()
-    assert device.log == ["ran", "synchronize", "captured", "replay"]
+    assert device.log == ["ran"] * 4 + ["synchronize"] + ["captured"] * 52 + ["replay"]
+    assert turns == [0, 1, 2, 3] * 14
+    assert [graph_steps(copies) for copies in (1, 4, 64)] == [50, 52, 64]
 
 
-def test_a_step_that_cannot_be_captured_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_captured_has_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     device = GraphDevice(refuses=True)
     monkeypatch.setattr(torch, "cuda", device)
-    step, mode = capture(device.step)
-    assert (step, mode) == (device.step, "eager")
+    assert capture([device.step]) is None
     assert device.log[-1] == "synchronize"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1e-3, math.nan, math.inf])
+def test_a_block_without_time_is_a_fault(seconds: float) -> None:
+    with pytest.raises(ClockFaultError, match="backwards or stood still"):
+        seconds_per_iteration(Block(seconds=seconds), 3)
+    assert seconds_per_iteration(Block(seconds=6.0), 3) == 2.0
+
+
+@pytest.mark.parametrize("text", ["0 0 0\n", "", "nonsense\n"])
+def test_a_kernel_that_does_not_count_waiting_marks_preempted_blocks(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(clock_module.os, "pread", lambda *_: text.encode())
+    switches = iter([0, 1, 1, 1])
+    monkeypatch.setattr(clock_module, "_involuntary_switches", lambda: next(switches))
+    clock = HostClock()
+    assert [clock.time(lambda: None, 1).switched for _ in range(2)] == [True, False]

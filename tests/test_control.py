@@ -21,6 +21,7 @@ from perfsuite.measure.control import (
     control_for,
     gemm_control,
     memmove_control,
+    read_control,
 )
 from perfsuite.measure.measurement import CeilingSample
 
@@ -193,7 +194,7 @@ def test_the_memory_probe_counts_bytes_read_and_written(monkeypatch: pytest.Monk
 
 
 def test_the_read_probe_counts_bytes_read_alone() -> None:
-    best = ceiling.probe_read(4096, key="memory.c", clock=Scripted([3e-6, 2e-6, 3e-6, 3e-6, 3e-6]))
+    best = ceiling.probe_control(read_control(4096), key="memory.c", clock=Scripted([3e-6, 2e-6, 3e-6, 3e-6, 3e-6]))
     assert (best.key, best.unit) == ("memory.c", "B/s")
     assert best.rate_per_s == pytest.approx(4096 / 2e-6)
     assert best.detail == f"numpy.dot[1024] {np.__version__}"

@@ -273,7 +273,7 @@ def stuck(tmp_path: Path) -> Iterator[tuple[Project, subprocess.Popen[str]]]:
 
 
 def finished(cases: set[str]) -> bool:
-    """Whether these are the cases before the one that is stuck; the good one may wait for a second pass if disturbed."""
+    """Whether these are the cases before the one that is stuck; the good one may wait for its second pass."""
     return cases in ({"bench_a_fails"}, {"bench_a_done", "bench_a_fails"})
 
 

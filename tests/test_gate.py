@@ -305,8 +305,6 @@ def test_a_missed_floor_is_confirmed(fresh_s: float, verdict: Outcome) -> None:
 
 # Disturbed attempts
 
-not_repeated = pytest.mark.xfail(reason="an INVALID first attempt counts as settled: CaseState.settled", strict=True)
-
 
 def test_disturbed_confirmations_are_repeated() -> None:
     one = session(at(-0.3), disturbed(), at(-0.3), disturbed(), at(-0.3), at(-0.3))
@@ -322,7 +320,6 @@ def test_a_suspect_whose_every_confirmation_is_disturbed_ends_undecided() -> Non
     assert one.rounds == MOST_ROUNDS
 
 
-@not_repeated
 def test_a_device_that_throttles_throughout_is_invalid_after_bounded_retries() -> None:
     one = session(*[disturbed()] * (1 + MOST_ROUNDS))
     state = one.run()
@@ -331,7 +328,6 @@ def test_a_device_that_throttles_throughout_is_invalid_after_bounded_retries() -
     assert reason(state) == f"all {1 + MOST_ROUNDS} {told}"
 
 
-@not_repeated
 @pytest.mark.parametrize(("change", "expected"), [(0.0, Outcome.PASS), (-0.3, Outcome.REGRESSED)])
 def test_a_first_attempt_that_was_disturbed_is_repeated(change: float, expected: Outcome) -> None:
     one = session(disturbed(-0.9), *[at(change)] * MOST_ROUNDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -110,6 +111,22 @@ def test_verbose_names_each_case(in_workers: Session) -> None:
 def test_workers_leave_the_sessions_basetemp_alone(in_workers: Session) -> None:
     base = in_workers.directory / "base"
     assert not base.exists() or not any(base.iterdir()), "what a worker's tmp_path makes lies elsewhere"
+
+
+def test_last_failed_is_the_sessions_to_know(tmp_path: Path) -> None:
+    project = Project(directory=tmp_path / "project")
+    project.write(
+        "bench_x.py", f"{KERNELS}\ndef bench_mended():\n    return good()\ndef bench_broken():\n    return 1\n"
+    )
+    cache = project.directory / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    failed = {"bench_x.py::bench_mended": True, "bench_x.py::bench_broken": True}
+    project.write(str(cache), json.dumps(failed))
+    session = project.run(
+        "bench_x.py", "--gpu=cpu", "--perf-budget=0.05", "--perf-update-baselines", "--perf-runs=2", "--lf"
+    )
+    assert session.verdicts["bench_mended"] in ("NEW", "INVALID"), "the second worker collects it too"
+    assert session.verdicts["bench_broken"] == "ERROR"
+    assert json.loads(cache.read_text()) == {"bench_x.py::bench_broken": True}
 
 
 # Without workers, strictly

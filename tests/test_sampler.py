@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.measure.clock import Block, FakeClock, Step
+from perfsuite.measure.clock import Block, ClockFaultError, FakeClock, Step
 from perfsuite.measure.drill import filler_for, make_drill
 from perfsuite.measure.sampler import (
     MIN_SAMPLES,
     WARMUP_BUDGET,
     Budget,
-    ClockFaultError,
     Samples,
     StopRule,
     Subject,

@@ -194,6 +194,14 @@ def test_nothing_judged_is_not_a_success(project: Project, run: Run) -> None:
     assert run("bench_x.py", "--gpu=cpu", "--collect-only").code == 0
 
 
+def test_case_that_comes_after_the_sessions_limit_is_an_error(project: Project, run: Run) -> None:
+    project.write("bench_x.py", CASE.replace('@pytest.mark.skip(reason="not today")\n', ""))
+    session = run("bench_x.py", "--gpu=cpu", "--perf-session-timeout=1e-9")
+    assert session.code == 1
+    assert session.records["bench_here"].reason == "not measured: the session's limit of 1e-09 s has passed"
+    assert session.info.complete
+
+
 def test_case_file_that_does_not_import_interrupts(project: Project, run: Run) -> None:
     project.write("bench_y.py", "import no_such_module\n")
     session = run("bench_x.py", "bench_y.py", "--gpu=cpu")

@@ -13,16 +13,16 @@ import msgspec
 from perfsuite.hardware.catalogue import Hardware
 from perfsuite.measure import ceiling
 from perfsuite.measure.check import DisagreementError, NotANumberError, check_agreement, check_numbers
-from perfsuite.measure.clock import Clock, Step
-from perfsuite.measure.conditions import host_conditions, host_disturbance, host_snapshot
-from perfsuite.measure.control import Control, control_for
+from perfsuite.measure.clock import Clock, ClockFaultError, Step
+from perfsuite.measure.conditions import device_conditions, host_conditions, host_disturbance, host_snapshot
+from perfsuite.measure.control import Control, control_for, read_control
 from perfsuite.measure.drill import filler_for, make_drill
-from perfsuite.measure.launch import capture, launch_mode
+from perfsuite.measure.launch import capture, graph_steps, launch_mode
 from perfsuite.measure.measurement import CeilingSample, ControlSummary, Measurement, Overhead, TimeSummary
 from perfsuite.measure.memory import peak_memory_bytes
 from perfsuite.measure.metric import metric_of
 from perfsuite.measure.precision import precision
-from perfsuite.measure.sampler import MIN_SAMPLES, Budget, ClockFaultError, Samples, StopRule, Subject, sample
+from perfsuite.measure.sampler import MIN_SAMPLES, Budget, Samples, StopRule, Subject, sample
 from perfsuite.measure.stats import Interval, median_interval
 from perfsuite.units import format_bytes, format_si, format_time_us, s_to_us
 from perfsuite.verdict import Failure, Outcome
@@ -133,7 +133,7 @@ def measured_compute(dtype: str, bench: Bench) -> CeilingSample:
         best = ceiling.probe_compute(dtype, bench.torch_device, bench.clock)
         if bench.has_control and dtype in ceiling.NUMPY_DTYPES:
             control = control_for(metric="mfu", flops=2 * 1024**3, nbytes=None, dtype=dtype)
-            best = ceiling.better(best, ceiling.from_control(control, _best_rate(control, bench.clock), key=key))
+            best = ceiling.better(best, ceiling.probe_control(control, key=key, clock=bench.clock))
         bench.ceilings[key] = best
     return bench.ceilings[key]
 
@@ -143,17 +143,10 @@ def measured_memory(bench: Bench) -> CeilingSample:
     if "memory" not in bench.ceilings:
         if bench.has_control:
             control = control_for(metric="mbu", flops=0, nbytes=64 * 1024**2, dtype="fp32")
-            rate = _best_rate(control, bench.clock)
-            bench.ceilings["memory"] = ceiling.from_control(control, rate, key="memory")
+            bench.ceilings["memory"] = ceiling.probe_control(control, key="memory", clock=bench.clock)
         else:
             bench.ceilings["memory"] = ceiling.probe_memory(bench.torch_device, bench.clock)
     return bench.ceilings["memory"]
-
-
-def _best_rate(control: Control, clock: Clock) -> float:
-    """The control's best of a few calls."""
-    control.step()
-    return control.work / min(clock.time(control.step, 1).seconds for _ in range(ceiling.PROBE_REPEATS))
 
 
 @dataclass(kw_only=True)
@@ -179,10 +172,10 @@ class _Attempt:
         )
         peak_bytes = peak_memory_bytes(steps[0], self.bench.target.backend)
         launch = launch_mode(metric, flops, self.work.nbytes, self.workload.dtype, self.bench.hardware)
-        step, launch = _launched(steps, launch)
+        launched = _launched(steps, launch)
         control = self._control(metric, flops)
-        samples, conditions = self._sample(step, metric, flops, control, progress)
-        return self._summary(samples, conditions, metric, flops, control, launch, peak_bytes, start_s, build_s)
+        samples, conditions = self._sample(launched, metric, flops, control, progress)
+        return self._summary(samples, conditions, metric, flops, control, launched.mode, peak_bytes, start_s, build_s)
 
     def _build_checked(self) -> list[Step]:
         """Build, run once, compare with the reference, and look for NaN; on GPUs with copies that exceed L2."""
@@ -230,7 +223,7 @@ class _Attempt:
 
     def _sample(
         self,
-        step: Step,
+        launched: _Launched,
         metric: str,
         flops: int,
         control: Control | None,
@@ -242,13 +235,16 @@ class _Attempt:
         drill = None
         if spec.drill_percent:
             filler = filler_for(self.bench.torch_device, metric)
-            drill = make_drill(step, filler, spec.drill_percent, clock)
+            drill = make_drill(launched.step, filler, spec.drill_percent, clock)
         subject = Subject(
-            step=step,
+            step=launched.step,
+            per_call=launched.per_call,
             control=control.step if control else None,
             drill=drill,
             lead_in=control is not None and (self.work.nbytes or 0) <= CACHE_RESIDENT_BYTES,
         )
+        read = self.bench.read_device_conditions
+        device_before = read() if read is not None else {}
         before, start_s = host_snapshot(), clock.now_s()
         samples = sample(
             subject,
@@ -260,8 +256,8 @@ class _Attempt:
         )
         conditions = host_conditions(before, host_snapshot(), clock.now_s() - start_s)
         conditions["dropped_samples"] = samples.dropped
-        if self.bench.read_device_conditions is not None:
-            conditions.update(self.bench.read_device_conditions())
+        if read is not None:
+            conditions.update(device_conditions(device_before, read()))
         return samples, conditions
 
     def _offset(self, metric: str, flops: int, control: Control | None) -> float:
@@ -351,7 +347,8 @@ class _Attempt:
         """The better of memmove's rate beside this case and of reading as many bytes, probed once per size."""
         key = ceiling.memory_key(control.name)
         if key not in self.bench.ceilings:
-            self.bench.ceilings[key] = ceiling.probe_read(int(control.work), key=key, clock=self.bench.clock)
+            reading = read_control(int(control.work))
+            self.bench.ceilings[key] = ceiling.probe_control(reading, key=key, clock=self.bench.clock)
         return ceiling.better(self.bench.ceilings[key], ceiling.from_control(control, summary.rate_per_s, key=key))
 
     def _compute_ceiling(self, control: Control | None, summary: ControlSummary | None) -> CeilingSample:
@@ -363,13 +360,21 @@ class _Attempt:
         return ceiling.better(best, ceiling.from_control(control, summary.rate_per_s, key=best.key))
 
 
-def _launched(steps: list[Step], launch: str) -> tuple[Step, str]:
-    """The steps in turn, each from a graph of its own where ``launch`` says so and all of them can be captured."""
-    if launch == "graph":
-        captured = [capture(step) for step in steps]
-        if all(mode == "graph" for _, mode in captured):
-            return _in_turn([replay for replay, _ in captured]), "graph"
-    return _in_turn(steps), "eager"
+@dataclass(frozen=True, kw_only=True)
+class _Launched:
+    """What is called to run ``per_call`` steps, and how they reach the device: ``eager`` or ``graph``."""
+
+    step: Step
+    per_call: int = 1
+    mode: str = "eager"
+
+
+def _launched(steps: list[Step], launch: str) -> _Launched:
+    """The steps in turn, from one graph where ``launch`` says so and they can be captured."""
+    replay = capture(steps) if launch == "graph" else None
+    if replay is None:
+        return _Launched(step=_in_turn(steps))
+    return _Launched(step=replay, per_call=graph_steps(len(steps)), mode="graph")
 
 
 def _in_turn(steps: list[Step]) -> Step:

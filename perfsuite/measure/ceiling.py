@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from perfsuite.dtypes import dtype_of
-from perfsuite.measure.clock import Clock
+from perfsuite.measure.clock import Clock, Step, seconds_per_iteration
 from perfsuite.measure.control import Control
 from perfsuite.measure.measurement import CeilingSample
 
@@ -39,15 +39,24 @@ def better(one: CeilingSample, other: CeilingSample) -> CeilingSample:
     return other if other.rate_per_s > one.rate_per_s or math.isnan(one.rate_per_s) else one
 
 
+def best_seconds(step: Step, clock: Clock) -> float:
+    """The shortest of a few calls of ``step``, after one that warms up."""
+    step()
+    return min(seconds_per_iteration(clock.time(step, 1), 1) for _ in range(PROBE_REPEATS))
+
+
+def probe_control(control: Control, *, key: str, clock: Clock) -> CeilingSample:
+    """A control's best rate as the ceiling of ``key``."""
+    return from_control(control, control.work / best_seconds(control.step, clock), key=key)
+
+
 def probe_compute(dtype: str, device: str, clock: Clock) -> CeilingSample:
     """The best rate of torch's square matmuls in ``dtype``: sizes grow until one takes longer than PROBE_LIMIT_S."""
     from perfsuite.workloads.gemm import Gemm
 
     best, detail = 0.0, ""
     for size in PROBE_SIZES:
-        step = Gemm(m=size, n=size, k=size, dtype=dtype).build(device)
-        step()
-        seconds = min(clock.time(step, 1).seconds for _ in range(PROBE_REPEATS))
+        seconds = best_seconds(Gemm(m=size, n=size, k=size, dtype=dtype).build(device), clock)
         if 2 * size**3 / seconds > best:
             best, detail = 2 * size**3 / seconds, f"torch.matmul[{size},{dtype}]"
         if seconds > PROBE_LIMIT_S:
@@ -55,23 +64,9 @@ def probe_compute(dtype: str, device: str, clock: Clock) -> CeilingSample:
     return CeilingSample(key=compute_key(dtype), rate_per_s=best, unit=f"{dtype_of(dtype).unit}/s", detail=detail)
 
 
-def probe_read(nbytes: int, *, key: str, clock: Clock) -> CeilingSample:
-    """The best rate at which numpy's dot product reads ``nbytes``: a case that writes little passes memmove's rate."""
-    import numpy as np
-
-    x = np.ones(max(nbytes // 4, 1), dtype=np.float32)
-    np.dot(x, x)
-    seconds = min(clock.time(lambda: np.dot(x, x), 1).seconds for _ in range(PROBE_REPEATS))
-    return CeilingSample(
-        key=key, rate_per_s=4 * x.size / seconds, unit="B/s", detail=f"numpy.dot[{x.size}] {np.__version__}"
-    )
-
-
 def probe_memory(device: str, clock: Clock) -> CeilingSample:
     """The best rate of a large device copy, bytes read and bytes written counted."""
     from perfsuite.workloads.memory import Copy
 
-    step = Copy(nbytes=PROBE_BYTES).build(device)
-    step()
-    seconds = min(clock.time(step, 1).seconds for _ in range(PROBE_REPEATS))
+    seconds = best_seconds(Copy(nbytes=PROBE_BYTES).build(device), clock)
     return CeilingSample(key="memory", rate_per_s=2 * PROBE_BYTES / seconds, unit="B/s", detail="torch copy 256 MiB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -25,6 +26,20 @@ class Block:
     switched: bool = False
     waited_s: float = 0.0
     """What was taken off: time in which the thread waited for a core."""
+
+
+class ClockFaultError(Exception):
+    """A block that took no time or less: the clock, or the step, cannot be believed."""
+
+
+def seconds_per_iteration(block: Block, iterations: int) -> float:
+    """The block's seconds over its iterations; a ClockFaultError where they are not positive."""
+    seconds = block.seconds / iterations
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ClockFaultError(
+            f"{iterations} iteration(s) took {block.seconds!r} s: the clock ran backwards or stood still"
+        )
+    return seconds
 
 
 class Clock(Protocol):
@@ -83,11 +98,13 @@ def _open_schedstat() -> int | None:
     except OSError:
         return None
     try:
-        int(os.pread(descriptor, 64, 0).split()[1])
-    except (OSError, IndexError, ValueError):
-        os.close(descriptor)
-        return None
-    return descriptor
+        ran_ns, _waited_ns = (int(field) for field in os.pread(descriptor, 64, 0).split()[:2])
+    except (OSError, ValueError):
+        ran_ns = 0
+    if ran_ns > 0:  # all zero where the kernel keeps the file but does not count
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _involuntary_switches() -> int:

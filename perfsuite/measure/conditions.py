@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfsuite.units import format_time_us, ns_to_s, s_to_us
+
 HEAVY_STEAL = 0.30
 """An attempt during which more of this machine's time than this was stolen says nothing about the code."""
 MIN_CLEAN_SHARE = 0.2
@@ -62,6 +64,15 @@ def _ticks(path: Path) -> tuple[int | None, int | None]:
         return fields[7], sum(fields)
     except (OSError, IndexError, ValueError):
         return None, None
+
+
+def device_conditions(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """A GPU's state after the samples, and what spoiled them at either end or, by its counters, in between."""
+    reasons = [str(each["disturbed"]) for each in (before, after) if each.get("disturbed")]
+    held_ns = (after.get("thermal_violation_ns") or 0) - (before.get("thermal_violation_ns") or 0)
+    if held_ns > 0:
+        reasons.append(f"the GPU was too hot for {format_time_us(s_to_us(ns_to_s(held_ns)))}")
+    return {**after, "disturbed": "; ".join(dict.fromkeys(reasons)) or None}
 
 
 def host_disturbance(conditions: dict[str, Any], *, kept: int, dropped: int, needed: int) -> str | None:

@@ -76,6 +76,19 @@ def memmove_control(nbytes: int) -> Control:
     )
 
 
+def read_control(nbytes: int) -> Control:
+    """numpy's dot product of a vector with itself: reads ``nbytes``, writes nothing; a ceiling, never a control.
+
+    A case that reads more than it writes passes memmove's rate.
+    """
+    import numpy as np
+
+    x = np.ones(max(nbytes // 4, 1), dtype=np.float32)
+    return Control(
+        name=f"numpy.dot[{x.size}]", version=np.__version__, work=4.0 * x.size, unit="B", step=lambda: np.dot(x, x)
+    )
+
+
 def chain_control() -> Control:
     """A chain of numpy calls on 16 numbers each: interpreter and call overhead, no work to speak of."""
     import numpy as np

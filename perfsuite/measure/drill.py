@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from perfsuite.measure.clock import Clock, Step
+from perfsuite.measure.clock import Clock, Step, seconds_per_iteration
 
 CALIBRATION_ROUNDS = 9
 CALIBRATION_BLOCK_S = 0.004
@@ -18,7 +18,8 @@ def make_drill(step: Step, filler: Step, percent: float, clock: Clock) -> Callab
     """
     step_calls, filler_calls = _calls(step, clock), _calls(filler, clock)
     ratios = [
-        (clock.time(step, step_calls).seconds / step_calls) / (clock.time(filler, filler_calls).seconds / filler_calls)
+        seconds_per_iteration(clock.time(step, step_calls), step_calls)
+        / seconds_per_iteration(clock.time(filler, filler_calls), filler_calls)
         for _ in range(CALIBRATION_ROUNDS)
     ]
     per_iteration = percent / 100 * statistics.median(ratios)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from perfsuite.hardware.catalogue import Hardware
 from perfsuite.measure.clock import Step
 
+GRAPH_STEPS = 50
+"""So many steps share one launch."""
 LAUNCH_S = 20e-6
 """A step whose roofline time is below this would be timed as its launch."""
 
@@ -22,17 +27,27 @@ def launch_mode(metric: str, flops: int, nbytes: int | None, dtype: str, hardwar
     return "graph" if 0 < max(compute_s, memory_s) < LAUNCH_S else "eager"
 
 
-def capture(step: Step) -> tuple[Step, str]:
-    """The replay of a graph that holds ``step``, and ``graph``; the step and ``eager`` where it cannot be captured."""
+def capture(steps: Sequence[Step]) -> Step | None:
+    """The replay of one graph that holds GRAPH_STEPS steps, ``steps`` in turn; None where they cannot be captured.
+
+    Many in one graph, since a replay has a launch of its own.
+    """
     import torch
 
     try:
-        step()  # what a first call compiles or tunes cannot be captured
+        for step in steps:
+            step()  # what a first call compiles or tunes cannot be captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            step()
+            for turn in range(graph_steps(len(steps))):
+                steps[turn % len(steps)]()
     except RuntimeError:
         torch.cuda.synchronize()
-        return step, "eager"
-    return graph.replay, "graph"
+        return None
+    return graph.replay
+
+
+def graph_steps(copies: int) -> int:
+    """How many steps one graph holds: at least GRAPH_STEPS, and each copy equally often."""
+    return copies * math.ceil(GRAPH_STEPS / copies)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from perfsuite.measure.clock import Block, Clock, Step
+from perfsuite.measure.clock import Block, Clock, Step, seconds_per_iteration
 from perfsuite.measure.stats import LOOKS, Interval, median_interval
 
 TARGET_BLOCK_S = 0.004
@@ -17,10 +17,6 @@ SETTLED = 0.05
 WARMUP_BUDGET = 0.25
 """The share of the budget that warm-up may take at most."""
 MIN_SAMPLES = LOOKS[0]
-
-
-class ClockFaultError(Exception):
-    """A block that took no time or less: the clock, or the step, cannot be believed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +45,15 @@ class Subject:
     """What is timed beside what: the step, the control's step where there is one, and the drill's extra work."""
 
     step: Step
+    per_call: int = 1
+    """How many iterations one call of ``step`` makes."""
     control: Step | None = None
     drill: Callable[[int], None] | None = None
     lead_in: bool = False
-    """Run one untimed iteration after each switch between case and control (data that lives in a cache)."""
+    """Run one untimed iteration after each switch between case and control (data that lives in a cache).
+
+    Steps as long as a block do without: they would pay for it with as much again.
+    """
 
 
 @dataclass(kw_only=True)
@@ -95,7 +96,7 @@ def sample(
 ) -> Samples:
     """Sample until ``rule`` is satisfied or the budget is spent; ``offset`` is ln(work / control work).
 
-    At least MIN_SAMPLES pairs are taken whatever the budget, so that there is an interval at all.
+    For the first MIN_SAMPLES pairs, without which there is no interval, the budget may be spent three times over.
     """
     start_s = clock.now_s()
     samples = Samples()
@@ -118,10 +119,10 @@ def sample(
 def warm_up(step: Step, clock: Clock, budget: Budget) -> float:
     """Run until the block time is flat, bounded by the budget; returns seconds per iteration."""
     start_s = clock.now_s()
-    previous = _checked(clock.time(step, 1), 1)
+    previous = seconds_per_iteration(clock.time(step, 1), 1)
     iterations = 1
     while True:
-        current = _checked(clock.time(step, iterations), iterations)
+        current = seconds_per_iteration(clock.time(step, iterations), iterations)
         elapsed_s = clock.now_s() - start_s
         flat = abs(current - previous) <= SETTLED * previous
         if elapsed_s >= WARMUP_BUDGET * budget.seconds or (flat and elapsed_s >= budget.warmup_s):
@@ -150,10 +151,10 @@ def _take_pair(subject: Subject, clock: Clock, samples: Samples, control_iterati
     case = _case_block(subject, clock, samples.iterations)
     if subject.control and taken % 2 == 1:
         control = _block(subject.control, clock, control_iterations, lead_in=subject.lead_in)
-    case_s = _checked(case, samples.iterations)
+    case_s = seconds_per_iteration(case, samples.iterations * subject.per_call)
     samples.timed_s += case.seconds + case.waited_s
     if control is not None:
-        control_s = _checked(control, control_iterations)
+        control_s = seconds_per_iteration(control, control_iterations)
         samples.control_wall_s += control.seconds + control.waited_s
     if case.switched or (control is not None and control.switched):
         samples.dropped += 1
@@ -167,7 +168,7 @@ def _case_block(subject: Subject, clock: Clock, iterations: int) -> Block:
     """The case's block, with the drill's work inside the timed region where there is one."""
     if subject.drill is None:
         return _block(subject.step, clock, iterations, lead_in=subject.lead_in)
-    if subject.lead_in:
+    if subject.lead_in and iterations > 1:
         subject.step()
     step, drill = subject.step, subject.drill
 
@@ -180,20 +181,10 @@ def _case_block(subject: Subject, clock: Clock, iterations: int) -> Block:
 
 
 def _block(step: Step, clock: Clock, iterations: int, *, lead_in: bool) -> Block:
-    """One timed block, after an untimed iteration where the data lives in a cache."""
-    if lead_in:
+    """One timed block, after an untimed iteration where the data lives in a cache and the step is short."""
+    if lead_in and iterations > 1:
         step()
     return clock.time(step, iterations)
-
-
-def _checked(block: Block, iterations: int) -> float:
-    """Seconds per iteration; a ClockFaultError where they are not positive."""
-    seconds = block.seconds / iterations
-    if not math.isfinite(seconds) or seconds <= 0:
-        raise ClockFaultError(
-            f"{iterations} iteration(s) took {block.seconds!r} s: the clock ran backwards or stood still"
-        )
-    return seconds
 
 
 def _is_certain(

@@ -22,7 +22,7 @@ ADVICE = {
     Outcome.INVALID: "Run it again when nothing else uses the machine.",
     Outcome.BELOW_FLOOR: "Make it faster, or change the floor in its perf marker.",
     Outcome.REGRESSED: 'Undo the loss, or accept it with --perf-update-baselines --perf-accept "why".',
-    Outcome.INCONCLUSIVE: "Run it again on a quieter machine, or give the case a --perf-budget that lets it sample longer.",
+    Outcome.INCONCLUSIVE: "Run it again on a quieter machine, or let it sample longer with --perf-budget.",
     Outcome.MISSING: "Bring the case back, or remove its row with perfsuite baselines prune.",
 }
 DRILL_ADVICE = "Nothing to repair: the drill put the extra work there."

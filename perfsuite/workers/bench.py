@@ -37,6 +37,8 @@ def prepare(config: WorkerConfig) -> Bench:
     if config.backend == "cpu":
         torch.set_num_threads(config.threads)
         keep_pages()
+    else:
+        (torch.xpu if config.backend == "xpu" else torch.cuda).set_device(config.device_index)
     row = load().by_sku(config.sku)
     return Bench(
         torch_device=torch_device(config),

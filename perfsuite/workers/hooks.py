@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from types import TracebackType
 
 import pytest
@@ -13,7 +14,7 @@ from perfsuite.workers.protocol import WorkerConfig
 from perfsuite.workers.serve import Server, result_key
 from perfsuite.workloads.base import Workload
 
-_OWNED_BY_THE_SESSION = ("xmlpath", "basetemp", "htmlpath", "pastebin", "log_file", "report_log", "json_report_file")
+_OWNED_BY_THE_SESSION = ("xmlpath", "basetemp", "htmlpath", "pastebin", "report_log", "json_report_file")
 """Options of pytest and common plugins that write files or clear folders: one process of a session may do that."""
 
 
@@ -29,6 +30,15 @@ class WorkerPlugin:
         for name in _OWNED_BY_THE_SESSION:
             if hasattr(config.option, name):
                 setattr(config.option, name, None)
+        config.option.log_file = os.devnull  # None would fall back to the setting
+        config.option.cacheclear = False
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Leave selecting by the last run's failures, and keeping them, to the session: workers come and go."""
+        plugins = session.config.pluginmanager
+        for name in ("lfplugin", "nfplugin", "stepwiseplugin"):
+            if plugins.has_plugin(name):
+                plugins.unregister(name=name)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:

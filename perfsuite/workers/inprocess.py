@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from perfsuite.errors import PerfsuiteError
 from perfsuite.measure.attempt import AttemptSpec, Bench, attempt
 from perfsuite.measure.measurement import Measurement
 from perfsuite.measure.stats import Interval
-from perfsuite.verdict import Failure
+from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.bench import prepare
 from perfsuite.workers.environment import environment
 from perfsuite.workers.protocol import Progress, WorkerConfig
@@ -43,4 +44,7 @@ class InProcess:
         def look(samples: int, interval: Interval) -> None:
             progress(Progress(samples=samples, y=interval.median, low=interval.low, high=interval.high))
 
-        return attempt(self.workload, spec, self._bench, look)
+        try:
+            return attempt(self.workload, spec, self._bench, look)
+        except PerfsuiteError as error:
+            return Failure(outcome=Outcome.ERROR, reason=str(error))

@@ -71,6 +71,17 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 Reply = Hello | Progress | Done | Failed
 
 
+def _encodable(value: Any) -> Any:
+    """``value`` without lone surrogates, which a traceback may hold and UTF-8 cannot."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(item) for item in value]
+    return value
+
+
 class Channel:
     """Length-prefixed msgpack over a socket; one end in the coordinator, one in the worker."""
 
@@ -83,7 +94,7 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Write one message whole; BrokenPipeError where the other end is gone."""
-        data = msgspec.msgpack.encode(message)
+        data = msgspec.msgpack.encode(_encodable(msgspec.to_builtins(message)))
         self._end.sendall(_HEADER.pack(len(data)) + data)
 
     def receive_reply(self) -> Reply:
