@@ -230,7 +230,8 @@ class SessionRun:
             assert self._gate is not None
             for _ in self._gate.more_rounds():
                 for state in self._gate.pending():
-                    self._gate.confirm(state)
+                    if not self._gate.out_of_time:
+                        self._gate.confirm(state)
         return suspects
 
     def conclude(self, item: pytest.Function) -> None:

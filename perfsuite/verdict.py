@@ -210,7 +210,7 @@ def _from_failure(evidence: Evidence) -> Verdict | None:
     if not evidence.usable:
         reasons = "; ".join(dict.fromkeys(a.disturbed for a in evidence.attempts if a.disturbed))
         return Verdict(
-            outcome=Outcome.INVALID, reason=f"all {len(evidence.attempts)} attempts were disturbed: {reasons}"
+            outcome=Outcome.INVALID, reason=f"every attempt was disturbed ({len(evidence.attempts)}): {reasons}"
         )
     return None
 
@@ -258,12 +258,12 @@ def _against(evidence: Evidence, reference: Reference, policy: Policy) -> Verdic
 
 
 def _first_pass(attempt: Attempt, reference: Reference, policy: Policy) -> Verdict:
-    """PASS or IMPROVED where the interval is wholly on one side; otherwise a suspect."""
+    """PASS where the interval lies wholly above the tolerance, IMPROVED where it does beyond noise too; else a suspect."""
     low, high = attempt.low - reference.median, attempt.high - reference.median
     change, interval = math.expm1(attempt.y - reference.median), (math.expm1(low), math.expm1(high))
     memory = _memory(attempt.peak_memory_bytes, reference)
     if memory is None and low > policy.lower:
-        outcome, reason = _clear(low, change, policy)
+        outcome, reason = _clear(low if low > reference.noise(1, CONFIDENCE) else 0.0, change, policy)
         return Verdict(outcome=outcome, reason=reason, change=change, change_interval=interval)
     reason = memory or f"{change:+.1%} [{interval[0]:+.1%}, {interval[1]:+.1%}] is not clear of -{policy.tolerance:.1%}"
     return Verdict(

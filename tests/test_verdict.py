@@ -107,7 +107,7 @@ def test_reasons_are_one_line_and_name_the_remedy() -> None:
     assert "--perf-update-baselines" in judge(evidence(0.0), None, POLICY).reason
     assert "flops 1 -> 2" in judge(evidence(0.0, changes=("flops 1 -> 2",)), ROW, POLICY).reason
     invalid = judge(DISTURBED, ROW, POLICY).reason
-    assert invalid == "all 4 attempts were disturbed: throttled"
+    assert invalid == "every attempt was disturbed (4): throttled"
 
 
 # The spread and what it resolves, by hand
@@ -346,3 +346,13 @@ def test_a_slower_run_never_rescues_a_case(
     before = judge(evidence(-1.0, *fresh), reference, policy)
     after = judge(evidence(-1.0, *worse), reference, policy)
     assert order.index(after.outcome) >= order.index(before.outcome)
+
+
+def test_a_gain_within_noise_is_no_improvement() -> None:
+    """s_0 = 3 %: one process against three resolves 12.8 %, so +2 % beyond a tolerance of 1 % is a PASS."""
+    reference = Reference(runs=(0.0, 0.0, 0.0), prior_spread=0.03)
+    policy = Policy(tolerance=0.01)
+    small = Evidence(attempts=(Attempt(y=0.025, low=0.02, high=0.03),))
+    large = Evidence(attempts=(Attempt(y=0.2, low=0.19, high=0.21),))
+    assert judge(small, reference, policy).outcome is Outcome.PASS
+    assert judge(large, reference, policy).outcome is Outcome.IMPROVED
