@@ -107,7 +107,7 @@ def _key(measurement: Measurement) -> str:
     if measurement.metric == "mfu":
         return measured.compute_key(measurement.dtype)
     if measurement.metric == "mbu":
-        return measured.memory_key(measurement.control.name) if measurement.control else "memory"
+        return measured.memory_key(measurement.nbytes or 0) if measurement.control else "memory"
     return measured.CALLS_KEY
 
 

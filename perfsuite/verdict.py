@@ -258,7 +258,7 @@ def _against(evidence: Evidence, reference: Reference, policy: Policy) -> Verdic
 
 
 def _first_pass(attempt: Attempt, reference: Reference, policy: Policy) -> Verdict:
-    """PASS where the interval lies wholly above the tolerance, IMPROVED where it does beyond noise too; else a suspect."""
+    """PASS where the interval clears the tolerance, IMPROVED where it does beyond noise; otherwise a suspect."""
     low, high = attempt.low - reference.median, attempt.high - reference.median
     change, interval = math.expm1(attempt.y - reference.median), (math.expm1(low), math.expm1(high))
     memory = _memory(attempt.peak_memory_bytes, reference)

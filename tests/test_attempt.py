@@ -40,7 +40,9 @@ def known(key: str, rate_per_s: float) -> CeilingSample:
 
 def cpu_bench(clock: Any = None) -> Bench:
     """A CPU whose ceilings are 1 GFLOP/s and 1 GB/s, so that nothing is probed."""
-    ceilings = {key: known(key, 1e9) for key in ("compute.fp32", "compute.bf16", "memory", "memory.c")}
+    ceilings = {
+        key: known(key, 1e9) for key in ("compute.fp32", "compute.bf16", "memory", "memory.1000", "memory.8000000")
+    }
     return Bench(torch_device="cpu", target=CPU, clock=clock or FakeClock(), ceilings=ceilings)
 
 
@@ -181,7 +183,11 @@ def test_a_chain_of_calls_counts_each(control: Callable[[FakeClock], None]) -> N
     [
         ({"flops": 4_000_000}, "compute.fp32", 4e9),
         ({"flops": 4_000_000, "dtype": "bf16"}, "compute.bf16", 1e9),  # numpy has no bf16 of its own
-        ({"flops": 0, "nbytes": 8_000_000}, "memory.c", 4e9),  # of this size alone
+        (
+            {"flops": 0, "nbytes": 8_000_000},
+            "memory.8000000",
+            1e9,
+        ),  # of this size alone; the control beside it moves no bytes
         ({"flops": 0}, ceiling.CALLS_KEY, 4e9),
     ],
 )
@@ -200,25 +206,30 @@ def test_the_best_of_probe_and_control_is_offered_as_ceiling(
 def test_reading_as_many_bytes_is_probed_once_per_size(
     monkeypatch: pytest.MonkeyPatch, control: Callable[[FakeClock], None]
 ) -> None:
-    """The control's 10^6 bytes, read at 9e9 a second: faster than it moves them."""
-    sizes: list[int] = []
-
+    """The case's 8 x 10^6 bytes: read at 9e9 a second, moved at 5e9, and neither beside the next case again."""
+    sizes: list[tuple[str, int]] = []
     clock = FakeClock()
 
-    def reading(nbytes: int) -> Control:
-        sizes.append(nbytes)
-        return Control(name="r", version="1", work=nbytes, unit="B", step=lambda: clock.advance(nbytes / 9e9))
+    def probe(name: str, bytes_per_s: float) -> Callable[[int], Control]:
+        def make(nbytes: int) -> Control:
+            sizes.append((name, nbytes))
+            return Control(
+                name=name, version="1", work=nbytes, unit="B", step=lambda: clock.advance(nbytes / bytes_per_s)
+            )
 
-    monkeypatch.setattr(attempt_module, "read_control", reading)
+        return make
+
+    monkeypatch.setattr(attempt_module, "read_control", probe("r", 9e9))
+    monkeypatch.setattr(attempt_module, "memmove_control", probe("m", 5e9))
     control(clock)
     bench = cpu_bench(clock)
-    del bench.ceilings["memory.c"]
+    del bench.ceilings["memory.8000000"]
     for _ in range(2):
         each = measured(attempt(kernel(clock, 0.002, flops=0, nbytes=8_000_000), SPEC, bench))
         assert each.ceiling is not None
-        assert (each.ceiling.key, each.ceiling.detail) == ("memory.c", "r 1")
+        assert (each.ceiling.key, each.ceiling.detail) == ("memory.8000000", "r 1")
         assert each.ceiling.rate_per_s == pytest.approx(9e9)
-    assert sizes == [1_000_000]
+    assert sizes == [("r", 8_000_000), ("m", 8_000_000)]
 
 
 def test_a_drill_slows_the_step_by_its_percentage_and_is_marked(

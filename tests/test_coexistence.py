@@ -86,11 +86,13 @@ def output(pytester: pytest.Pytester) -> Output:
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("conftest", [FLAG, NAMED], ids=["flag", "named"])
-def test_project_with_a_gpu_option_of_its_own(
-    project: Project, output: Output, conftest: str, arguments: list[str]
-) -> None:
-    project.write("conftest.py", conftest)
+def test_project_with_a_gpu_option_of_its_own(project: Project, output: Output, arguments: list[str]) -> None:
+    assert output(*arguments) == output(*arguments, plugin="no:perfsuite.plugin")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--gpu", "suite"], ["--gpu=cpu", "suite"], ["--gpu"]], ids=" ".join)
+def test_project_with_a_gpu_option_that_takes_a_name(project: Project, output: Output, arguments: list[str]) -> None:
+    project.write("conftest.py", NAMED)
     assert output(*arguments) == output(*arguments, plugin="no:perfsuite.plugin")
 
 

@@ -24,6 +24,8 @@ from perfsuite.measure.control import (
     read_control,
 )
 from perfsuite.measure.measurement import CeilingSample
+from perfsuite.workloads.pointwise import Gelu, LayerNorm, ResidualAdd, RMSNorm, SiluMul, Softmax
+from perfsuite.workloads.reduction import Reduction
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_controls_rate_as_a_ceiling_names_the_library() -> None:
 
 
 def test_memory_ceilings_of_two_sizes_have_two_keys() -> None:
-    assert ceiling.memory_key(memmove_control(64).name) != ceiling.memory_key(memmove_control(128).name)
+    assert ceiling.memory_key(64) != ceiling.memory_key(128)
 
 
 class Scripted(FakeClock):
@@ -203,3 +205,23 @@ def test_the_read_probe_counts_bytes_read_alone() -> None:
 def test_int8_has_a_ceiling_in_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling, "PROBE_SIZES", (32,))
     assert ceiling.probe_compute("int8", "cpu", HostClock()).unit == "OP/s"
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "name"),
+    [
+        (None, "mbu", "libc.memmove[2048]"),
+        ("matmul", "mbu", "numpy.matmul[256,float32]"),
+        ("memmove", "mfu", "libc.memmove[2048]"),
+        ("calls", "mbu", "numpy.add[16]x10"),
+    ],
+)
+def test_a_workload_may_ask_for_its_control(kind: str | None, metric: str, name: str) -> None:
+    assert control_for(metric=metric, flops=0, nbytes=4096, dtype="bf16", kind=kind).name == name
+
+
+def test_pointwise_work_is_held_against_compute_and_streams_against_memmove() -> None:
+    shape = {"rows": 8, "cols": 8}
+    assert {workload(**shape).cpu_control() for workload in (LayerNorm, RMSNorm, Softmax, Gelu, SiluMul)} == {"matmul"}
+    assert ResidualAdd(**shape).cpu_control() == "memmove"
+    assert [Reduction(op=op, **shape).cpu_control() for op in ("sum", "argmax")] == ["memmove", "matmul"]

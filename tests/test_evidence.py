@@ -229,11 +229,11 @@ def offer(key: str, rate_per_s: float, *, unit: str = "FLOP/s") -> CeilingSample
     return CeilingSample(key=key, rate_per_s=rate_per_s, unit=unit, detail=f"probe of {key}")
 
 
-def beside(name: str, rate_per_s: float) -> Measurement:
-    """Memory-bound work beside the memmove ``name``, whose rate it offers."""
+def beside(name: str, rate_per_s: float, nbytes: int = MEASUREMENT.nbytes or 0) -> Measurement:
+    """Memory-bound work on ``nbytes`` beside the memmove ``name``, whose rate it offers for that size."""
     control = ControlSummary(name=name, version="2.36", unit="B/s", rate_per_s=rate_per_s)
-    ceiling = offer(f"memory.{name}", rate_per_s, unit="B/s")
-    return replace(MEASUREMENT, metric="mbu", control=control, ceiling=ceiling)
+    ceiling = offer(f"memory.{nbytes}", rate_per_s, unit="B/s")
+    return replace(MEASUREMENT, metric="mbu", nbytes=nbytes, control=control, ceiling=ceiling)
 
 
 def test_the_best_rate_of_the_session_is_the_ceiling_and_says_so() -> None:
@@ -255,7 +255,7 @@ def test_a_ceiling_is_of_one_data_type() -> None:
 
 def test_a_memory_ceiling_is_never_another_sizes_memmove() -> None:
     """A copy that fits into a cache is many times as fast as one that does not."""
-    small, large = beside("libc.memmove[4096]", 100e9), beside("libc.memmove[67108864]", 10e9)
+    small, large = beside("libc.memmove[4096]", 100e9, 8192), beside("libc.memmove[67108864]", 10e9, 2**27)
     ceilings = Ceilings(device=CPU)
     ceilings.note(small)
     assert ceilings.of(large) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from string import Template
 from xml.etree import ElementTree
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from perfsuite.baseline import Row
 from tests.support import KERNELS, QUICK, Project, Session, scaled
 
-WIDE = (*QUICK, "--perf-budget", "0.2", "--perf-tolerance", "0.8")
+WIDE = (*QUICK, "--perf-budget", "0.1", "--perf-tolerance", "0.8")
 """A tolerance that a busy machine does not pass by itself; what is meant to pass it here does so many times over."""
 
 ODD_IDS = [
@@ -33,13 +34,18 @@ ODD_IDS = [
 ODD_FILE = "deep er/bench_größe's 1.py"
 
 PARAMETERS = ", ".join(f"pytest.param({place}, id={text!r})" for place, text in enumerate(ODD_IDS))
+SLOW = f"""{KERNELS}
+import os
+
+def bench_slow():
+    print("a child of", os.getppid())
+    return good(nbytes=1)
+"""
+SLOW_FILE = "before/bench_slow.py"
 CASES = Template(f"""{KERNELS}
 @pytest.mark.parametrize("x", [{PARAMETERS}])
 def bench_odd(x):
     return good()
-
-def bench_slow():
-    return good(nbytes=1)
 
 @pytest.mark.perf(floor={{"a100": 0.9}}, tolerance={{"h100": 0.01}})
 def bench_fast():
@@ -91,6 +97,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """The project of all sessions here, each of which goes on from the last."""
     project = Project(directory=tmp_path_factory.mktemp("session") / "project")
     project.write("bench_x.py", FIRST)
+    project.write(SLOW_FILE, SLOW)
     project.write(ODD_FILE, f"{KERNELS}\ndef bench_here():\n    return good()\n")
     return project
 
@@ -98,7 +105,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(scope="module")
 def recorded(project: Project) -> Session:
     """Baselines of all cases."""
-    return project.run("bench_x.py", ODD_FILE, *WIDE, "--perf-update-baselines", "--perf-runs", "1")
+    return project.run("bench_x.py", SLOW_FILE, ODD_FILE, *WIDE, "--perf-update-baselines", "--perf-runs", "1")
 
 
 def rows(project: Project) -> dict[str, Row]:
@@ -119,7 +126,7 @@ def failed_in_junit(path: Path) -> set[str]:
 def test_recording_passes_and_stores_a_row_a_case(project: Project, recorded: Session) -> None:
     assert recorded.code == 0, recorded.output
     stored = {case for case, verdict in recorded.verdicts.items() if verdict == "NEW"}
-    assert set(rows(project)) | {"bench_here"} == stored
+    assert set(rows(project)) | {"bench_slow", "bench_here"} == stored
     assert f"baselines: {len(stored)} rows written" in recorded.output
 
 
@@ -133,10 +140,10 @@ def test_odd_ids_are_measured_and_stored(project: Project, recorded: Session) ->
 def test_nothing_is_written_outside_the_stores(project: Project, recorded: Session) -> None:
     above = project.directory.parent
     assert {path.name for path in above.iterdir()} == {"project", "project-tmp"}
-    allowed = {"bench_x.py", "deep er", "baselines", "reports", "__pycache__", ".benchmarks"}
+    allowed = {"bench_x.py", "before", "deep er", "baselines", "reports", "__pycache__", ".benchmarks"}
     assert {path.name for path in project.directory.iterdir()} <= allowed
     stored = [path.relative_to(project.store.folder) for path in project.store.folder.rglob("*.toml")]
-    assert len(stored) == 2
+    assert len(stored) == 3
     assert all(part.isascii() and ".." not in part for path in stored for part in path.parts)
 
 
@@ -149,7 +156,7 @@ def judged(project: Project, recorded: Session) -> Session:
     stored = project.store.load().rows
     project.set_rows(
         {
-            "bench_x.py::bench_slow": scaled(stored["bench_x.py::bench_slow"], 20.0),
+            f"{SLOW_FILE}::bench_slow": scaled(stored[f"{SLOW_FILE}::bench_slow"], 20.0),
             "bench_x.py::bench_fast": scaled(stored["bench_x.py::bench_fast"], 0.05),
             "bench_x.py::bench_hungry": replace(stored["bench_x.py::bench_hungry"], peak_memory_bytes=1),
         }
@@ -160,8 +167,8 @@ def judged(project: Project, recorded: Session) -> Session:
     project.write("later/test_later.py", BEFORE.replace("before", "later"))
     before = project.store.path_for("bench_x.py::").read_bytes()
     session = project.run(
-        *("before", "bench_x.py", "later", ODD_FILE, *WIDE, "--perf-drill=60"),
-        *("--junitxml=junit.xml", "--benchmark-json=benchmark.json"),
+        *("before/test_before.py", SLOW_FILE, "bench_x.py", "later", ODD_FILE, *WIDE, "--perf-drill=60"),
+        *("--perf-require-baseline", "--junitxml=junit.xml", "--benchmark-json=benchmark.json"),
     )
     assert project.store.path_for("bench_x.py::").read_bytes() == before, "no drilled figure reaches a baseline"
     return session
@@ -195,7 +202,8 @@ def test_odd_ids_are_found_again(project: Project, judged: Session) -> None:
 
 def test_exactly_the_failed_fail_in_junit_too(judged: Session) -> None:
     assert judged.code == 1
-    failing = {"REGRESSED", "CHANGED", "MISSING", "BELOW_FLOOR"}
+    failing = {"REGRESSED", "CHANGED", "MISSING", "BELOW_FLOOR", "NEW"}
+    assert judged.paragraph("bench_new_name").startswith("NEW (drill of 60 %): no baseline row"), "one is required"
     assert failed_in_junit(judged.directory / "junit.xml") == {
         case for case, verdict in EXPECTED.items() if verdict in failing
     }
@@ -251,21 +259,40 @@ def test_drill_is_caught_and_named_everywhere(judged: Session) -> None:
     assert all("60.0" in drills[case] for case in ("bench_drilled", "bench_slow", "bench_here"))
 
 
+# Without workers
+
+
+def test_undecided_is_never_a_quiet_success(project: Project, judged: Session) -> None:
+    arguments = (SLOW_FILE, *QUICK, "--perf-budget=0.05", "--perf-in-process")
+    plain = project.run(*arguments)
+    assert set(plain.verdicts.values()) <= {"INCONCLUSIVE", "INVALID"}, "no fresh process can decide"
+    assert "1 skipped" in plain.output
+    assert "1 of 1 undecided" in plain.output
+    assert plain.code == 1, "more than half is undecided"
+
+    strict = project.run(*arguments, "--perf-strict", "-p", "no:benchmark")
+    assert "1 failed" in strict.output
+    assert strict.code == 1
+    assert f"a child of {os.getpid()}" in strict.output, "the session itself has measured"
+
+
 # Storing what got worse
 
 
 def test_worse_value_needs_a_reason(project: Project, judged: Session) -> None:
-    path = project.store.path_for("bench_x.py::")
-    arguments = (*WIDE, "--perf-update-baselines", "--perf-runs=1", "-k", "bench_slow")
+    node_id = f"{SLOW_FILE}::bench_slow"
+    other = replace(project.store.load().rows[node_id], value=2.0, runs=(2.0,))
+    project.set_rows({f"{SLOW_FILE}::bench_other": other})
+    path = project.store.path_for(node_id)
+    arguments = (*WIDE, "--perf-update-baselines", "--perf-runs=1")
     before = path.read_bytes()
-    refused = project.run("bench_x.py", *arguments)
+    refused = project.run(node_id, *arguments)
     assert refused.code == 1
     assert refused.verdicts == {"bench_slow": "REGRESSED"}
     assert path.read_bytes() == before
 
-    accepted = project.run("bench_x.py", *arguments, "--perf-accept", "a newer library is slower")
+    accepted = project.run(node_id, *arguments, "--perf-accept", "a newer library is slower")
     assert accepted.code == 0, accepted.output
-    assert rows(project)["bench_slow"].accepted == "a newer library is slower"
-    old, new = before.decode().splitlines(), path.read_text().splitlines()
-    kept = [line for line in old if not line.startswith('"bench_slow"')]
-    assert [line for line in kept if '" = {' in line and line not in new] == [], "every other row stands as it was"
+    assert project.store.load().rows[node_id].accepted == "a newer library is slower"
+    lines = [line for line in before.decode().splitlines() if line.startswith('"bench_other"')]
+    assert lines[0] in path.read_text().splitlines(), "every other row stands as it was"

@@ -186,7 +186,9 @@ def test_baselines_that_cannot_be_listed(project: Project, run: Run) -> None:
 def test_nothing_judged_is_not_a_success(project: Project, run: Run) -> None:
     project.write("test_plain.py", "def test_it(): pass\n")
     project.write("pytest.ini", "[pytest]\nperf_cases = bench_x.py\n")
-    assert run("bench_x.py", "--gpu=cpu").code == 5, "its only case is skipped"
+    skipped = run("bench_x.py", "--gpu=cpu")
+    assert skipped.code == 5, "its only case is skipped"
+    assert skipped.info.environment == {}, "no worker was started for it"
     assert run("bench_x.py", "test_plain.py", "--gpu=cpu").code == 5, "tests are not cases"
     assert run("test_plain.py", "--gpu=cpu").code == 5, "no case at all"
     assert run("bench_x.py", "--gpu=cpu", "-k", "nothing").code == 5
@@ -200,6 +202,17 @@ def test_case_that_comes_after_the_sessions_limit_is_an_error(project: Project, 
     assert session.code == 1
     assert session.records["bench_here"].reason == "not measured: the session's limit of 1e-09 s has passed"
     assert session.info.complete
+
+
+def test_exit_at_the_first_failure(project: Project, run: Run) -> None:
+    cases = "".join(f"def bench_{name}():\n    return None\n" for name in "abcd")
+    project.write("bench_x.py", cases)
+    for option, count in (("-x", 1), ("--maxfail=3", 3)):
+        session = run("bench_x.py", "--gpu=cpu", "--perf-session-timeout=1e-9", option)
+        assert session.code == 1
+        assert f"stopping after {count} failures" in session.output
+        assert len(session.all_records) == count
+        assert session.info.complete
 
 
 def test_case_file_that_does_not_import_interrupts(project: Project, run: Run) -> None:

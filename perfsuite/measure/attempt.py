@@ -15,7 +15,7 @@ from perfsuite.measure import ceiling
 from perfsuite.measure.check import DisagreementError, NotANumberError, check_agreement, check_numbers
 from perfsuite.measure.clock import Clock, ClockFaultError, Step
 from perfsuite.measure.conditions import device_conditions, host_conditions, host_disturbance, host_snapshot
-from perfsuite.measure.control import Control, control_for, read_control
+from perfsuite.measure.control import Control, control_for, memmove_control, read_control
 from perfsuite.measure.drill import filler_for, make_drill
 from perfsuite.measure.launch import capture, graph_steps, launch_mode
 from perfsuite.measure.measurement import CeilingSample, ControlSummary, Measurement, Overhead, TimeSummary
@@ -215,7 +215,13 @@ class _Attempt:
         """The control that runs beside the case, on a CPU."""
         if not self.bench.has_control:
             return None
-        return control_for(metric=metric, flops=flops, nbytes=self.work.nbytes, dtype=self.workload.dtype)
+        return control_for(
+            metric=metric,
+            flops=flops,
+            nbytes=self.work.nbytes,
+            dtype=self.workload.dtype,
+            kind=self.workload.cpu_control(),
+        )
 
     def _rate_work(self, metric: str, flops: int) -> float:
         """The work that the judged rate counts: FLOPs, bytes, or calls."""
@@ -344,11 +350,16 @@ class _Attempt:
         return ceiling.from_control(control, summary.rate_per_s, key=ceiling.CALLS_KEY)
 
     def _memory_ceiling(self, control: Control, summary: ControlSummary) -> CeilingSample:
-        """The better of memmove's rate beside this case and of reading as many bytes, probed once per size."""
-        key = ceiling.memory_key(control.name)
+        """The best of moving and of reading as many bytes, probed once per size, and of memmove beside this case."""
+        nbytes = self.work.nbytes or 0
+        key, clock = ceiling.memory_key(nbytes), self.bench.clock
         if key not in self.bench.ceilings:
-            reading = read_control(int(control.work))
-            self.bench.ceilings[key] = ceiling.probe_control(reading, key=key, clock=self.bench.clock)
+            reading, moving = (
+                ceiling.probe_control(probe(nbytes), key=key, clock=clock) for probe in (read_control, memmove_control)
+            )
+            self.bench.ceilings[key] = ceiling.better(reading, moving)
+        if control.unit != "B":
+            return self.bench.ceilings[key]
         return ceiling.better(self.bench.ceilings[key], ceiling.from_control(control, summary.rate_per_s, key=key))
 
     def _compute_ceiling(self, control: Control | None, summary: ControlSummary | None) -> CeilingSample:

@@ -22,9 +22,9 @@ def compute_key(dtype: str) -> str:
     return f"compute.{dtype}"
 
 
-def memory_key(control_name: str) -> str:
+def memory_key(nbytes: int) -> str:
     """The key under which memory rates are compared: those of one size, since caches make small sizes faster."""
-    return f"memory.{control_name}"
+    return f"memory.{nbytes}"
 
 
 def from_control(control: Control, rate_per_s: float, *, key: str) -> CeilingSample:

@@ -96,6 +96,10 @@ class Workload(ABC):
         """Why this workload cannot run on ``target``, in a few words; None where it can."""
         return None
 
+    def cpu_control(self) -> str | None:
+        """What a CPU times beside it: ``matmul``, ``memmove`` or ``calls``; None lets the metric decide."""
+        return None
+
     def describe(self) -> Description:
         """The kind and the parameters, for the record: plain values only."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -34,6 +34,10 @@ class Pointwise(Workload):
     rows: int
     cols: int
 
+    def cpu_control(self) -> str | None:
+        """One core computes these more slowly than memory feeds it."""
+        return "matmul"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         name = type(self).__name__
@@ -201,6 +205,10 @@ class ResidualAdd(Pointwise):
 
     kind = "residual_add"
     tensors = 2
+
+    def cpu_control(self) -> str | None:
+        """A stream, for which memory is the bound on a CPU too."""
+        return "memmove"
 
     def build(self, device: str) -> Step:
         """One addition."""

@@ -53,6 +53,10 @@ class Reduction(Workload):
         result_bytes = results * (INDEX_ITEMSIZE if self.op == "argmax" else itemsize)
         return Work(flops=0, nbytes=self.rows * self.cols * itemsize + result_bytes)
 
+    def cpu_control(self) -> str | None:
+        """Rows are read as fast as memory gives them; an index, or sums down the columns, cost more than that."""
+        return "matmul" if self.op == "argmax" or self.dim == 0 else "memmove"
+
     def memory_bytes(self) -> int | None:
         """The matrix and the result."""
         return self.work().nbytes
