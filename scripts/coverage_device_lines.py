@@ -29,8 +29,7 @@ def named_scopes(patterns: list[str]) -> list[str]:
 def statements(tree: ast.AST) -> int:
     """Statements below ``tree``, itself included, docstrings not."""
     return sum(
-        isinstance(node, ast.stmt)
-        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for node in ast.walk(tree)
     )
 
@@ -39,10 +38,7 @@ def main() -> int:
     """Print one line a name and the share; the exit code."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     names = named_scopes(config["tool"]["coverage"]["report"]["exclude_also"])
-    trees = {
-        path: ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / "perfsuite").rglob("*.py"))
-    }
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "perfsuite").rglob("*.py"))}
     found: dict[str, list[tuple[Path, int]]] = {name: [] for name in names}
     for path, tree in trees.items():
         for node in ast.walk(tree):

@@ -299,7 +299,7 @@ def test_a_block_without_time_is_a_fault(seconds: float) -> None:
 def test_a_kernel_that_does_not_count_waiting_marks_preempted_blocks(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(clock_module.os, "pread", lambda *_: text.encode())
+    monkeypatch.setattr("os.pread", lambda *_: text.encode())
     switches = iter([0, 1, 1, 1])
     monkeypatch.setattr(clock_module, "_involuntary_switches", lambda: next(switches))
     clock = HostClock()

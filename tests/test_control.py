@@ -221,7 +221,7 @@ def test_a_workload_may_ask_for_its_control(kind: str | None, metric: str, name:
 
 
 def test_pointwise_work_is_held_against_compute_and_streams_against_memmove() -> None:
-    shape = {"rows": 8, "cols": 8}
-    assert {workload(**shape).cpu_control() for workload in (LayerNorm, RMSNorm, Softmax, Gelu, SiluMul)} == {"matmul"}
-    assert ResidualAdd(**shape).cpu_control() == "memmove"
-    assert [Reduction(op=op, **shape).cpu_control() for op in ("sum", "argmax")] == ["memmove", "matmul"]
+    pointwise = (LayerNorm, RMSNorm, Softmax, Gelu, SiluMul)
+    assert {workload(rows=8, cols=8).cpu_control() for workload in pointwise} == {"matmul"}
+    assert ResidualAdd(rows=8, cols=8).cpu_control() == "memmove"
+    assert [Reduction(op=op, rows=8, cols=8).cpu_control() for op in ("sum", "argmax")] == ["memmove", "matmul"]

@@ -16,11 +16,14 @@ from perfsuite.measure.clock import Block, ClockFaultError, FakeClock, Step
 from perfsuite.measure.drill import filler_for, make_drill
 from perfsuite.measure.sampler import (
     MIN_SAMPLES,
+    OWN_SHARE,
+    STRETCH,
     WARMUP_BUDGET,
     Budget,
     Samples,
     StopRule,
     Subject,
+    TooSlowError,
     sample,
     warm_up,
 )
@@ -335,9 +338,26 @@ def test_sampling_always_ends_with_whole_pairs(
         preempted=lambda number: flags[number % len(flags)],
     )
     beside = None if control is None else clock.step("control", control)
-    samples = sampled(clock, case, beside, budget=Budget(seconds=1.0), rule=NEVER, lead_in=lead_in)
+    try:
+        samples = sampled(clock, case, beside, budget=Budget(seconds=1.0), rule=NEVER, lead_in=lead_in)
+    except TooSlowError:
+        assert clock.now_s() > STRETCH * OWN_SHARE
+        return
     assert len(samples.control_s) == (0 if control is None else len(samples.case_s))
     assert len(samples.case_s) <= LOOKS[-1]
+
+
+def test_a_step_that_got_many_times_slower_is_still_measured() -> None:
+    """Ten pairs of 0.45 s where the budget is 1 s."""
+    clock = Bench()
+    samples = sampled(clock, clock.step("case", 0.45), clock.step("control", 0.01), budget=Budget(seconds=1.0))
+    assert samples.case_s == pytest.approx([0.45] * MIN_SAMPLES)
+
+
+def test_a_step_too_slow_even_for_that_is_a_fault_of_its_own() -> None:
+    clock = Bench()
+    with pytest.raises(TooSlowError, match=r"[0-9] of 10 samples fitted into 20 s; raise it with --perf-budget"):
+        sampled(clock, clock.step("case", 3.0), clock.step("control", 0.01), budget=Budget(seconds=1.0))
 
 
 # Clocks that cannot be believed

@@ -22,7 +22,7 @@ from perfsuite.measure.measurement import CeilingSample, ControlSummary, Measure
 from perfsuite.measure.memory import peak_memory_bytes
 from perfsuite.measure.metric import metric_of
 from perfsuite.measure.precision import precision
-from perfsuite.measure.sampler import MIN_SAMPLES, Budget, Samples, StopRule, Subject, sample
+from perfsuite.measure.sampler import MIN_SAMPLES, Budget, Samples, StopRule, Subject, TooSlowError, sample
 from perfsuite.measure.stats import Interval, median_interval
 from perfsuite.units import format_bytes, format_si, format_time_us, s_to_us
 from perfsuite.verdict import Failure, Outcome
@@ -83,7 +83,7 @@ def attempt(
             return _Attempt(workload=workload, work=work, spec=spec, bench=bench, flags=flags).run(progress)
         except DisagreementError as error:
             return Failure(outcome=Outcome.INCORRECT, reason=str(error))
-        except (NotANumberError, ClockFaultError) as error:
+        except (NotANumberError, ClockFaultError, TooSlowError) as error:
             return Failure(outcome=Outcome.ERROR, reason=str(error))
 
 

@@ -81,7 +81,7 @@ def host_disturbance(conditions: dict[str, Any], *, kept: int, dropped: int, nee
     if steal is not None and steal > HEAVY_STEAL:
         return f"the hypervisor took {steal:.0%} of the CPU time"
     if kept < needed and not dropped:
-        return f"only {kept} of {needed} samples fitted into the budget; raise it (--perf-budget, budget_s)"
+        return f"other processes left time for only {kept} of {needed} samples"
     if kept < needed or kept < MIN_CLEAN_SHARE * (kept + dropped):
         return f"other processes interrupted {dropped} of {kept + dropped} samples"
     return None

@@ -17,6 +17,15 @@ SETTLED = 0.05
 WARMUP_BUDGET = 0.25
 """The share of the budget that warm-up may take at most."""
 MIN_SAMPLES = LOOKS[0]
+STRETCH = 20
+DISTURBED_STRETCH = 3
+"""Waiting for a quiet moment is given up sooner than a slow step is."""
+OWN_SHARE = 0.5
+"""Where the step and its control themselves used this share of the stretched budget, no neighbour is to blame."""
+
+
+class TooSlowError(Exception):
+    """The step alone, without what others took of the machine, leaves no time for MIN_SAMPLES."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +77,8 @@ class Samples:
     timed_s: float = 0.0
     control_wall_s: float = 0.0
     wall_s: float = 0.0
+    own_s: float = 0.0
+    """Time of case and control without what the thread waited for a core."""
 
     def ratios(self) -> list[float]:
         """ln(control time / case time) of each pair; ln(1 / case time) where there is no control."""
@@ -96,7 +107,8 @@ def sample(
 ) -> Samples:
     """Sample until ``rule`` is satisfied or the budget is spent; ``offset`` is ln(work / control work).
 
-    For the first MIN_SAMPLES pairs, without which there is no interval, the budget may be spent three times over.
+    For the first MIN_SAMPLES pairs, without which there is no interval, the budget may be spent STRETCH times over, so
+    that a step that got many times slower is still measured. A TooSlowError where the step is too slow even for that.
     """
     start_s = clock.now_s()
     samples = Samples()
@@ -107,13 +119,24 @@ def sample(
     samples.warmup_s = clock.now_s() - start_s
     sampling_start_s = clock.now_s()
     for look in LOOKS:
-        while len(samples.case_s) < look and _may_go_on(samples, start_s, clock, budget):
+        while len(samples.case_s) < look and _may_go_on(samples, start_s, sampling_start_s, clock, budget):
             _take_pair(subject, clock, samples, control_iterations)
         samples.wall_s = clock.now_s() - sampling_start_s
         spent = len(samples.case_s) < look
         if len(samples.case_s) < MIN_SAMPLES or _is_certain(samples, offset, rule, progress) or spent:
             break
+    _refuse_too_slow(samples, budget)
     return samples
+
+
+def _refuse_too_slow(samples: Samples, budget: Budget) -> None:
+    """Too few samples that nobody disturbed are the step's own fault, and no reason to leave it out."""
+    taken, limit_s = len(samples.case_s) + samples.dropped, STRETCH * budget.seconds
+    if taken < MIN_SAMPLES and samples.own_s > OWN_SHARE * limit_s:
+        raise TooSlowError(
+            f"too slow for its budget: {taken} of {MIN_SAMPLES} samples fitted into {limit_s:g} s; "
+            "raise it with --perf-budget or perf(budget_s=...)"
+        )
 
 
 def warm_up(step: Step, clock: Clock, budget: Budget) -> float:
@@ -136,10 +159,12 @@ def _iterations(step_s: float, budget: Budget) -> int:
     return max(1, math.ceil(budget.target_block_s / step_s * 0.8))
 
 
-def _may_go_on(samples: Samples, start_s: float, clock: Clock, budget: Budget) -> bool:
-    """Whether another pair may be taken: the budget, stretched up to three times for the first MIN_SAMPLES."""
-    stretch = 3 if len(samples.case_s) < MIN_SAMPLES else 1
-    return clock.now_s() - start_s < stretch * budget.seconds
+def _may_go_on(samples: Samples, start_s: float, sampling_start_s: float, clock: Clock, budget: Budget) -> bool:
+    """Whether another pair may be taken: within the budget, or within what the first MIN_SAMPLES may stretch it to."""
+    if len(samples.case_s) < MIN_SAMPLES:
+        stretch = DISTURBED_STRETCH if samples.dropped else STRETCH
+        return clock.now_s() - sampling_start_s < stretch * budget.seconds
+    return clock.now_s() - start_s < budget.seconds
 
 
 def _take_pair(subject: Subject, clock: Clock, samples: Samples, control_iterations: int) -> None:
@@ -153,9 +178,11 @@ def _take_pair(subject: Subject, clock: Clock, samples: Samples, control_iterati
         control = _block(subject.control, clock, control_iterations, lead_in=subject.lead_in)
     case_s = seconds_per_iteration(case, samples.iterations * subject.per_call)
     samples.timed_s += case.seconds + case.waited_s
+    samples.own_s += case.seconds
     if control is not None:
         control_s = seconds_per_iteration(control, control_iterations)
         samples.control_wall_s += control.seconds + control.waited_s
+        samples.own_s += control.seconds
     if case.switched or (control is not None and control.switched):
         samples.dropped += 1
         return

@@ -68,9 +68,16 @@ class Layout:
         return width - len(INDENT) - sum(column.width + self.gap for column in self.columns)
 
 
+WHOLE_NAMES = 3
+"""How many of the roomiest layouts are given up one after the other for the sake of whole names."""
+
+
 def choose(layouts: Sequence[Layout], groups: Sequence[Group], width: int) -> Layout:
-    """The first layout that leaves its names enough room, or the last."""
+    """The first of a few layouts that shows every name whole, else the first that leaves them room, or the last."""
     longest = _longest(groups)
+    for layout in layouts[:WHOLE_NAMES]:
+        if layout.name_room(width) >= longest:
+            return layout
     for layout in layouts[:-1]:
         if layout.name_room(width) >= min(longest, layout.name_width):
             return layout
