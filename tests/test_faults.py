@@ -18,6 +18,7 @@ from tests.support import KERNELS, QUICK, Project, Session, a_row, left_over, pr
 
 FAULTS = f"""{KERNELS}
 import ctypes, os, signal, subprocess, sys, time
+import my_kernels
 
 def of(step, **declared):
     return good(**declared) if step is None else Kernel(lambda device: step, flops=1000, nbytes=4096)
@@ -37,12 +38,7 @@ def bench_raises():
     return of(step)
 
 def bench_raises_while_sampled():
-    calls = []
-    def step():
-        calls.append(1)
-        if len(calls) == 20:
-            raise ValueError("the twentieth call")
-    return of(step)
+    return of(my_kernels.twentieth())
 
 def bench_raises_before_it_returns():
     raise KeyError("no such shape")
@@ -133,6 +129,15 @@ def bench_is_killed():
 def bench_good_last():
     return good()
 """
+MY_KERNELS = """
+def twentieth():
+    calls = []
+    def step():
+        calls.append(1)
+        if len(calls) == 20:
+            raise ValueError("the twentieth call")
+    return step
+"""
 REASONS = {
     "bench_raises": "ValueError: a mistake of mine",
     "bench_raises_while_sampled": "ValueError: the twentieth call",
@@ -161,6 +166,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Session:
     """One session with every fault, two good cases around them."""
     project = Project(directory=tmp_path_factory.mktemp("faults"))
     project.write("bench_faults.py", FAULTS)
+    project.write("my_kernels.py", MY_KERNELS)
     return project.run("bench_faults.py", *QUICK, "--perf-budget", "0.05", "--junitxml", "junit.xml")
 
 
@@ -199,11 +205,12 @@ def test_the_cases_between_are_unharmed(faults: Session, case: str) -> None:
 def test_exception_shows_the_users_own_traceback(faults: Session) -> None:
     for case in ("bench_raises", "bench_raises_while_sampled", "bench_raises_before_it_returns", "bench_exits"):
         text = faults.paragraph(case)
-        assert "bench_faults.py:" in text, case
+        assert "bench_faults.py:" in text or "my_kernels.py:" in text, case
         assert "perfsuite" not in text, case
         assert "pluggy" not in text, case
     assert "helper()" in faults.paragraph("bench_raises")
     assert 'raise ValueError("a mistake of mine")' in faults.paragraph("bench_raises")
+    assert 'raise ValueError("the twentieth call")' in faults.paragraph("bench_raises_while_sampled")
 
 
 def test_process_that_hangs_or_dies_shows_where_it_was(faults: Session) -> None:

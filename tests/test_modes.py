@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -114,28 +116,45 @@ def bench_first():
 """
 
 
-def test_second_session_on_a_device_waits_and_no_row_is_lost(tmp_path: Path) -> None:
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Sessions that are ended with the test, whatever comes of it."""
+    sessions: list[subprocess.Popen[str]] = []
+    yield sessions
+    for session in sessions:
+        session.kill()
+        session.wait()
+
+
+def heard_until(session: subprocess.Popen[str], words: str) -> str:
+    """The line with ``words`` that a running session prints; the last one where it never does."""
+    assert session.stdout is not None
+    line = ""
+    for line in session.stdout:
+        if words in line:
+            break
+    return line
+
+
+def test_second_session_on_a_device_waits_and_no_row_is_lost(
+    tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
     project = Project(directory=tmp_path / "project")
     project.write("bench_first.py", FIRST)
     project.write("bench_second.py", f"{KERNELS}\ndef bench_second():\n    return good()\n")
     for name in ("started", "go"):
         os.mkfifo(project.directory / name)
     options = (*QUICK, "--perf-budget", "0.1", "--perf-update-baselines", "--perf-runs", "1")
-    first = project.start("bench_first.py", *options, "--perf-report=first")
+    started.append(project.start("bench_first.py", *options, "--perf-report=first"))
     assert signal_from(project.directory / "started") == b"x"
-    second = project.start("bench_second.py", "bench_first.py::bench_shared", *options, "--perf-report=second")
-    assert second.stdout is not None
-    heard = []
-    for line in second.stdout:
-        heard.append(line)
-        if "another session measures on" in line:
-            break
-    assert "waiting until it is done" in heard[-1], "".join(heard)
+    both = ("bench_second.py", "bench_first.py::bench_shared")
+    started.append(project.start(*both, *options, "--perf-report=second"))
+    assert "waiting until it is done" in heard_until(started[1], "another session measures on")
     assert not (project.directory / "second").exists(), "it has not begun"
     descriptor = os.open(project.directory / "go", os.O_WRONLY)
     os.write(descriptor, b"x")
     os.close(descriptor)
-    assert [project.finish(each).code for each in (first, second)] == [0, 0]
+    assert [project.finish(session).code for session in started] == [0, 0]
     stored = {case.partition("::")[2] for case in project.store.load().rows}
     records = [record for name in ("first", "second") for record in read(project.directory / name / "results.jsonl")]
     assert stored == {record.case.partition("::")[2] for record in records if record.verdict != "INVALID"}
@@ -176,6 +195,7 @@ def bench_skips():
         "bench_skips": ("SKIPPED", "not here"),
     }
     assert "perfsuite/" not in session.paragraph("bench_raises")
+    assert "Benchmark fixture was not used" not in session.output
 
 
 # Under xdist

@@ -77,7 +77,7 @@ TABLE = "*Name (time in *"
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeconftest(CONFTEST)
     pytester.makeini("[pytest]\npython_functions = bench_* test_*\nmarkers = case\nfilterwarnings = error\n")
-    pytester.makepyfile(test_cases=CASES)
+    pytester.makepyfile(test_own_cases=CASES)
     return pytester
 
 
@@ -98,7 +98,7 @@ def test_json_holds_our_durations_to_the_last_bit(project: pytest.Pytester) -> N
     assert (stats["min"], stats["max"]) == (1e-7, 0.1 + 0.2)
     assert stats["median"] == (3.3333333333333335e-05 + 0.3) / 2
     assert (stats["rounds"], stats["iterations"]) == (4, 1)
-    assert gemm["group"] == "test_cases.py::bench_gemm"
+    assert gemm["group"] == "test_own_cases.py::bench_gemm"
     assert gemm["params"] == {"dtype": "bf16"}
     assert gemm["extra_info"] == {"verdict": "PASS", "utilization": 0.735}
     assert gemm["options"]["timer"] == "perfsuite"
@@ -159,7 +159,7 @@ def test_foreign_fixture_of_that_name_gets_nothing(project: pytest.Pytester) -> 
 
 def test_case_without_durations_is_no_entry_and_no_warning(project: pytest.Pytester) -> None:
     project.makepyfile(
-        test_cases='def bench_died():\n    return ()\n\ndef bench_nan():\n    return (0.5, float("nan"))\n'
+        test_own_cases='def bench_died():\n    return ()\n\ndef bench_nan():\n    return (0.5, float("nan"))\n'
     )
     run(project, "--benchmark-json=out.json").assert_outcomes(failed=1, passed=1)
     assert entries(project.path / "out.json") == {}
@@ -167,7 +167,7 @@ def test_case_without_durations_is_no_entry_and_no_warning(project: pytest.Pytes
 
 def test_own_marker_keeps_its_group_but_not_its_timer(project: pytest.Pytester) -> None:
     project.makepyfile(
-        test_cases=(
+        test_own_cases=(
             "import pytest, time\n\n"
             '@pytest.mark.benchmark(group="mine", timer=time.time, disable_gc=True)\n'
             "def bench_copy():\n    return (0.25,)\n"
@@ -224,11 +224,11 @@ def test_nothing_is_stored_and_no_option_is_touched(project: pytest.Pytester) ->
 def test_its_thresholds_judge_nothing_of_ours(project: pytest.Pytester) -> None:
     """A slow run that it stored is no reason to pass, and its own threshold fails its session, not our case."""
     run(project, "--benchmark-autosave").assert_outcomes(passed=3)
-    project.makepyfile(test_cases=CASES.replace("0.25", "0.75"))
+    project.makepyfile(test_own_cases=CASES.replace("0.25", "0.75"))
     run(project).assert_outcomes(passed=3)
     result = project.runpytest_subprocess("--benchmark-compare", "--benchmark-compare-fail=min:5%")
     assert result.ret != pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["test_cases.py ... *"])
+    result.stdout.fnmatch_lines(["test_own_cases.py ... *"])
     result.stderr.fnmatch_lines(["*bench_copy*has failed PercentageRegressionCheck: 200.0*"])
 
 
@@ -239,12 +239,12 @@ def test_histogram_is_drawn(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess("--benchmark-histogram=plots/perf")
     result.stdout.fnmatch_lines([TABLE])
     drawn = sorted(path.name for path in (project.path / "plots").iterdir())
-    assert drawn == ["perf-test_cases.py_bench_copy.svg", "perf-test_cases.py_bench_gemm.svg"]
+    assert drawn == ["perf-test_own_cases.py_bench_copy.svg", "perf-test_own_cases.py_bench_gemm.svg"]
 
 
 def test_its_compare_command_reads_two_runs(project: pytest.Pytester) -> None:
     run(project, "--benchmark-json=a.json")
-    project.makepyfile(test_cases=CASES.replace("0.25", "0.75"))
+    project.makepyfile(test_own_cases=CASES.replace("0.25", "0.75"))
     run(project, "--benchmark-json=b.json")
     command = [sys.executable, "-m", "pytest_benchmark", "compare", "a.json", "b.json", "--columns=min,max"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=project.path)

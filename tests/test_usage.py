@@ -82,6 +82,13 @@ def test_options_that_cannot_be_used(run: Run, arguments: list[str], named: list
     assert all(text in line for text in named), line
 
 
+def test_reruns_are_refused_where_the_setting_makes_cases(project: Project, run: Run) -> None:
+    project.write("pytest.ini", "[pytest]\nperf_cases = bench_x.py\n")
+    project.write("test_plain.py", "def test_it(): pass\n")
+    assert "reruns" in refusal(run("--reruns=2"))
+    assert run("test_plain.py", "--reruns=2").code == 0, "tests may be run again"
+
+
 def test_unknown_option_is_pytests_to_refuse(run: Run) -> None:
     session = run("bench_x.py", "--gpu=cpu", "--perf-tolerence=3")
     assert session.code == 4

@@ -12,6 +12,7 @@ from perfsuite.errors import WorkerError
 from perfsuite.measure.attempt import AttemptSpec
 from perfsuite.measure.measurement import Measurement
 from perfsuite.verdict import Failure
+from perfsuite.workers import local
 from perfsuite.workers.local import Launch
 from perfsuite.workers.pool import Pool
 from perfsuite.workers.protocol import WorkerConfig
@@ -31,6 +32,12 @@ def bench_pid():
 
 def bench_interrupts():
     raise KeyboardInterrupt
+
+def bench_hangs():
+    def spin(device):
+        while True:
+            pass
+    return Kernel(spin, flops=1, nbytes=1)
 
 def bench_with_a_long_log():
     logging.getLogger().error("for the log file of nobody")
@@ -65,7 +72,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(scope="module")
 def pool(project: Project) -> Iterator[Pool]:
     """Workers of a session that was asked for the failed, and for a report."""
-    options = ("--lf", "--junitxml=junit.xml", "--cache-clear", "--capture=sys")
+    options = ("--lf", "--junitxml=junit.xml", "--cache-clear", "--capture=fd")
     pool = Pool(launch(project.directory, "bench_x.py", *options))
     yield pool
     pool.close()
@@ -101,6 +108,13 @@ def test_much_output_does_not_matter(pool: Pool) -> None:
     assert fault(pool, "bench_with_a_long_log") == "ValueError: after much output"
 
 
+def test_stacks_of_a_hang_are_told_whatever_pytest_captures(pool: Pool) -> None:
+    result = ask(pool, "bench_hangs", limit_s=1.0)
+    assert isinstance(result, Failure)
+    assert result.reason == "hung: no result after 1 s"
+    assert "in spin" in result.traceback
+
+
 def test_case_that_closes_the_channel_ends_its_worker_alone(pool: Pool) -> None:
     assert fault(pool, "bench_closes_what_is_not_its_own").startswith("the worker process ended")
     assert fault(pool, "bench_pid").startswith("ValueError: process ")
@@ -126,4 +140,13 @@ def test_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="a worker did not start: the worker process ended with exit code 4") as error:
         pool.start()
     assert "no_such_file.py" in str(error.value), "with what it printed"
+    pool.close()
+
+
+def test_worker_that_hangs_as_it_starts_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "START_LIMIT_S", 0.5)
+    (tmp_path / "conftest.py").write_text("import signal\nsignal.pause()\n")
+    pool = Pool(launch(tmp_path))
+    with pytest.raises(WorkerError, match=r"a worker did not start: no answer after 0\.5 s"):
+        pool.start()
     pool.close()
