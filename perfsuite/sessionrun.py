@@ -228,8 +228,11 @@ class SessionRun:
         """Measure suspects in fresh processes, then hand each on to be reported."""
         if suspects:
             assert self._gate is not None
-            for _ in self._gate.more_rounds():
-                for state in self._gate.pending():
+            for number in self._gate.more_rounds():
+                pending = self._gate.pending()
+                cases = "1 case" if len(pending) == 1 else f"{len(pending)} cases"
+                self._say(f"perfsuite: {cases} again in a fresh process, round {number + 1}")
+                for state in pending:
                     if not self._gate.out_of_time:
                         self._gate.confirm(state)
         return suspects
@@ -320,8 +323,10 @@ class SessionRun:
                 rows[case] = merge.row
             elif merge.action is Action.REFUSED:
                 self._rows_refused.append(f"baseline of {case} kept: {merge.reason}")
-        self._store.update(rows, _environments(rows, environment, self._baselines.environments))
-        self._notes.append(f"baselines: {len(rows)} rows written to {self._store.folder}")
+        stored = {name: dict[str, str | None](content) for name, content in self._baselines.environments.items()}
+        self._store.update(rows, {**stored, "": environment})  # new rows name this session's by no name
+        count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+        self._notes.append(f"baselines: {count} written to {self._store.folder}")
         self._notes.extend(self._rows_refused)
 
     # The end
@@ -388,6 +393,7 @@ class SessionRun:
     def _say(self, line: str) -> None:
         reporter = self._reporter()
         if reporter is not None:
+            reporter.ensure_newline()
             reporter.write_line(line)
         else:
             print(line, file=sys.stderr)  # noqa: T201 - there is no reporter to tell it to
@@ -399,15 +405,6 @@ class SessionRun:
             return
         width = reporter._tw.fullwidth  # noqa: SLF001 - as above
         reporter.rewrite(progress_line(case, look.samples, look.low, look.high, width), erase=True)
-
-
-def _environments(
-    rows: dict[str, Row], environment: dict[str, str | None], stored: object
-) -> dict[str, dict[str, str | None]]:
-    """The environments that the rows name: this session's under the empty name, and those of rows kept in part."""
-    del rows
-    assert isinstance(stored, dict)
-    return {**{name: dict(content) for name, content in stored.items()}, "": environment}
 
 
 def _properties(record: Record) -> list[tuple[str, object]]:

@@ -167,7 +167,8 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Session:
     project = Project(directory=tmp_path_factory.mktemp("faults"))
     project.write("bench_faults.py", FAULTS)
     project.write("my_kernels.py", MY_KERNELS)
-    return project.run("bench_faults.py", *QUICK, "--perf-budget", "0.05", "--junitxml", "junit.xml")
+    update = ("--perf-update-baselines", "--perf-runs", "1")
+    return project.run("bench_faults.py", *QUICK, "--perf-budget", "0.05", "--junitxml", "junit.xml", *update)
 
 
 def test_faults_fail_the_session_with_a_record_each(faults: Session) -> None:
@@ -228,6 +229,13 @@ def test_junit_has_each_failure_and_no_other(faults: Session) -> None:
     cases = ElementTree.parse(faults.directory / "junit.xml").getroot().iter("testcase")
     failed = {case.get("name") for case in cases if case.find("failure") is not None}
     assert failed == {*REASONS, "bench_wrong_result", "bench_too_fast"}
+
+
+def test_no_fault_becomes_a_baseline(faults: Session) -> None:
+    rows = Project(directory=faults.directory).store.load().rows
+    assert {case.partition("::")[2] for case in rows} == {
+        case for case, verdict in faults.verdicts.items() if verdict == "NEW"
+    }
 
 
 def test_no_process_is_left_behind(faults: Session) -> None:
