@@ -24,13 +24,13 @@ def peak_memory_bytes(step: Step, backend: str) -> int | None:
 
 def _profiled_peak_bytes(step: Step) -> int:
     """The running sum of the profiler's allocations and frees, at its highest."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd.profiler import profile  # torch.profiler's imports the compiler, a second for each worker
 
     step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(profile_memory=True) as profiler:
         step()
     held = peak = 0
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         peak = max(peak, held)
