@@ -181,11 +181,16 @@ def _implausible(attempts: Sequence[TimedMeasurement], ceilings: Ceilings) -> st
         if ceiling is None or each.measurement.metric == "latency_us" or not rate > ceilings.limit(ceiling):
             continue
         return (
-            f"{format_si(rate, ceiling.unit)} is {rate / ceiling.value:.0%} of the {ceiling.source} ceiling of "
-            f"{format_si(ceiling.value, ceiling.unit)} ({ceiling.detail}): "
-            "does the step wait for its work, and are flops and nbytes right?"
+            f"{format_si(rate, ceiling.unit)} is {_share(rate / ceiling.value)} the {ceiling.source} ceiling of "
+            f"{format_si(ceiling.value, ceiling.unit)} ({ceiling.detail}); "
+            "either the step returns before its work is done, or flops or nbytes are wrong"
         )
     return None
+
+
+def _share(ratio: float) -> str:
+    """How a rate compares with its ceiling: in per cent, or in times where that is no figure any more."""
+    return f"{ratio:.0%} of" if ratio < 10 else f"{ratio:,.0f} times"
 
 
 def build_record(

@@ -79,6 +79,6 @@ def _skip(workload: Workload, planned: PlanTarget) -> str | None:
     if needed is not None and planned.hardware is not None and needed > planned.hardware.memory_bytes:
         return f"needs {format_bytes(needed)}, the device has {format_bytes(planned.hardware.memory_bytes)}"
     time_us, limit_us = _roofline_time_us(workload, planned.hardware), s_to_us(ITERATION_LIMIT_GPU_S)
-    if time_us is None or time_us <= limit_us:
+    if time_us is None or time_us <= limit_us or not workload.sized:
         return None
     return f"one iteration takes at least {format_time_us(time_us)}, the limit is {format_time_us(limit_us)}"

@@ -38,6 +38,12 @@ def known(key: str, rate_per_s: float) -> CeilingSample:
     return CeilingSample(key=key, rate_per_s=rate_per_s, unit="FLOP/s", detail="known")
 
 
+class Foreseen(Kernel):
+    """A kernel whose work is believed, as that of the workloads with shapes is."""
+
+    sized = True
+
+
 def cpu_bench(clock: Any = None) -> Bench:
     """A CPU whose ceilings are 1 GFLOP/s and 1 GB/s, so that nothing is probed."""
     ceilings = {
@@ -232,6 +238,13 @@ def test_reading_as_many_bytes_is_probed_once_per_size(
     assert sizes == [("r", 8_000_000), ("m", 8_000_000)]
 
 
+def test_a_kernel_with_absurd_flops_is_measured_and_not_skipped(control: Callable[[FakeClock], None]) -> None:
+    """Skipped by its own declaration, a wrong one would never be found out."""
+    clock = FakeClock()
+    control(clock)
+    assert measured(attempt(kernel(clock, 0.002, flops=1e15), SPEC, cpu_bench(clock))).flops == 10**15
+
+
 def test_a_drill_slows_the_step_by_its_percentage_and_is_marked(
     monkeypatch: pytest.MonkeyPatch, control: Callable[[FakeClock], None]
 ) -> None:
@@ -326,7 +339,7 @@ def test_memory_is_held_against_what_is_free_to_the_byte(free_bytes: int | None,
 )
 def test_an_iteration_past_the_limit_skips_with_its_arithmetic(declared: dict[str, Any], reason: str) -> None:
     """At 1 GFLOP/s and 1 GB/s, the longer of the two."""
-    failure = failed(attempt(Kernel(never_built, **declared), SPEC, cpu_bench()))
+    failure = failed(attempt(Foreseen(never_built, **declared), SPEC, cpu_bench()))
     assert failure.outcome is Outcome.SKIPPED
     assert failure.reason.endswith(reason)
 
@@ -340,8 +353,8 @@ def test_an_iteration_at_the_limit_is_measured(control: Callable[[FakeClock], No
 def test_the_data_sheet_gives_the_limits_where_there_is_one(gpu: Callable[..., Bench]) -> None:
     """989.5 TFLOP/s in bf16: 1e15 FLOP take 1.01 s; in fp32 67: 14.9 s."""
     bench = gpu(FakeClock(), hardware=H100)
-    bf16 = failed(attempt(Kernel(never_built, flops=1e15, dtype="bf16"), SPEC, bench))
-    fp32 = failed(attempt(Kernel(never_built, flops=1e15), SPEC, bench))
+    bf16 = failed(attempt(Foreseen(never_built, flops=1e15, dtype="bf16"), SPEC, bench))
+    fp32 = failed(attempt(Foreseen(never_built, flops=1e15), SPEC, bench))
     assert "at least 1.01 s (1.00 PFLOP at 990 TFLOP/s)" in bf16.reason
     assert "at least 14.9 s (1.00 PFLOP at 67.0 TFLOP/s)" in fp32.reason
     assert bench.ceilings == {}

@@ -97,7 +97,7 @@ def _why_skip(workload: Workload, work: Work, spec: AttemptSpec, bench: Bench) -
             f"needs {format_bytes(needed)} of memory, {bench.target.sku} has "
             f"{format_bytes(spec.memory_free_bytes)} free for it"
         )
-    return _too_slow(workload, work, spec, bench)
+    return _too_slow(workload, work, spec, bench) if workload.sized else None
 
 
 def _too_slow(workload: Workload, work: Work, spec: AttemptSpec, bench: Bench) -> str | None:

@@ -70,6 +70,8 @@ class Workload(ABC):
     kind: ClassVar[str]
     metric: ClassVar[str | None] = None
     """Which figure is judged; None lets the arithmetic intensity decide between ``mfu`` and ``mbu``."""
+    sized: ClassVar[bool] = True
+    """Whether the work follows from shapes, so that a step too long for the device is foreseen and skipped."""
     fill: ClassVar[str] = "random"
     """What the inputs hold; zeros draw less power than random numbers and run faster, so it is recorded."""
 

@@ -21,6 +21,7 @@ class Kernel(Workload):
 
     kind = "kernel"
     fill = "own"
+    sized = False  # what is declared by hand may be wrong, and is to be found out instead of skipped
 
     build: Callable[[str], Built] = field(kw_only=False)
     flops: int | float | None = None
