@@ -172,17 +172,13 @@ def _take_pair(subject: Subject, clock: Clock, samples: Samples, control_iterati
     taken = len(samples.case_s) + samples.dropped
     control: Block | None = None
     if subject.control and taken % 2 == 0:
-        control = _block(subject.control, clock, control_iterations, lead_in=subject.lead_in)
-    case = _case_block(subject, clock, samples.iterations)
+        control = _control_block(subject.control, subject, clock, samples, control_iterations)
+    case = _case_block(subject, clock, samples)
     if subject.control and taken % 2 == 1:
-        control = _block(subject.control, clock, control_iterations, lead_in=subject.lead_in)
+        control = _control_block(subject.control, subject, clock, samples, control_iterations)
     case_s = seconds_per_iteration(case, samples.iterations * subject.per_call)
-    samples.timed_s += case.seconds + case.waited_s
-    samples.own_s += case.seconds
     if control is not None:
         control_s = seconds_per_iteration(control, control_iterations)
-        samples.control_wall_s += control.seconds + control.waited_s
-        samples.own_s += control.seconds
     if case.switched or (control is not None and control.switched):
         samples.dropped += 1
         return
@@ -191,27 +187,39 @@ def _take_pair(subject: Subject, clock: Clock, samples: Samples, control_iterati
         samples.control_s.append(control_s)
 
 
-def _case_block(subject: Subject, clock: Clock, iterations: int) -> Block:
+def _case_block(subject: Subject, clock: Clock, samples: Samples) -> Block:
     """The case's block, with the drill's work inside the timed region where there is one."""
-    if subject.drill is None:
-        return _block(subject.step, clock, iterations, lead_in=subject.lead_in)
-    if subject.lead_in and iterations > 1:
-        subject.step()
-    step, drill = subject.step, subject.drill
+    samples.warmup_s += _lead_in(subject.step, subject, clock, samples.iterations)
+    step, drill, iterations = subject.step, subject.drill, samples.iterations
 
     def drilled() -> None:
         for _ in range(iterations):
             step()
-        drill(iterations)
+        if drill is not None:
+            drill(iterations)
 
-    return clock.time(drilled, 1)
+    block = clock.time(step, iterations) if drill is None else clock.time(drilled, 1)
+    samples.timed_s += block.seconds + block.waited_s
+    samples.own_s += block.seconds
+    return block
 
 
-def _block(step: Step, clock: Clock, iterations: int, *, lead_in: bool) -> Block:
-    """One timed block, after an untimed iteration where the data lives in a cache and the step is short."""
-    if lead_in and iterations > 1:
-        step()
-    return clock.time(step, iterations)
+def _control_block(control: Step, subject: Subject, clock: Clock, samples: Samples, iterations: int) -> Block:
+    """The control's block; what leads in to it is its cost too."""
+    samples.control_wall_s += _lead_in(control, subject, clock, iterations)
+    block = clock.time(control, iterations)
+    samples.control_wall_s += block.seconds + block.waited_s
+    samples.own_s += block.seconds
+    return block
+
+
+def _lead_in(step: Step, subject: Subject, clock: Clock, iterations: int) -> float:
+    """Seconds of an untimed iteration, run where the data lives in a cache and the step is shorter than a block."""
+    if not subject.lead_in or iterations == 1:
+        return 0.0
+    start_s = clock.now_s()
+    step()
+    return clock.now_s() - start_s
 
 
 def _is_certain(
