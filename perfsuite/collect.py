@@ -15,6 +15,8 @@ from perfsuite.errors import UsageError
 CASE_PREFIX = "bench_"
 BENCHMARK_FIXTURE = "benchmark"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
+LONGEST_OWN_ID = 100
+"""Characters of a string that pytest 9.2 still makes an id of; a longer one gets the parameter's name and a number."""
 _STABLE_TYPES = (str, bytes, int, float, complex, bool, type(None), re.Pattern, enum.Enum)
 
 _ParameterSet = type(pytest.param())
@@ -94,13 +96,24 @@ def _refuse_unstable_id(item: pytest.Item) -> None:
             f"{item.nodeid}: the id names a lambda, as every lambda would; name it with pytest.param(..., id=...)"
         )
     for name, value in item.callspec.params.items():
-        if isinstance(value, _STABLE_TYPES) or hasattr(value, "__name__"):
+        if not _may_be_numbered(value):
             continue
         if re.search(rf"(^|-){re.escape(name)}\d+($|-)", text):
             raise UsageError(
-                f"{item.nodeid}: pytest numbered the {type(value).__name__} object of {name!r}, so the id changes when "
+                f"{item.nodeid}: pytest numbered the {_kind(value)} of {name!r}, so the id changes when "
                 "the list does; name it with ids=[...] or pytest.param(..., id=...)"
             )
+
+
+def _may_be_numbered(value: object) -> bool:
+    """Whether pytest may have called ``value`` by its place in the list."""
+    if isinstance(value, str | bytes):
+        return len(value) > LONGEST_OWN_ID
+    return not isinstance(value, _STABLE_TYPES) and not hasattr(value, "__name__")
+
+
+def _kind(value: object) -> str:
+    return f"long {type(value).__name__}" if isinstance(value, str | bytes) else f"{type(value).__name__} object"
 
 
 def _refuse_repeated_ids(item: pytest.Item, mark: pytest.Mark) -> None:

@@ -124,14 +124,15 @@ def rates(measurement: Measurement) -> tuple[float, float, float]:
     return work / time.median_s, work / time.high_s, work / time.low_s if time.low_s > 0 else math.inf
 
 
-def declared_work(measurement: Measurement) -> Declared:
-    """What a baseline row of this measurement is compared by."""
+def declared_work(measurement: Measurement, *, threads: int = 1) -> Declared:
+    """What a baseline row of this measurement, made with so many CPU threads, is compared by."""
     control = measurement.control
     return Declared(
         flops=measurement.flops,
         nbytes=measurement.nbytes,
         wire_bytes=measurement.wire_bytes,
         calls=measurement.calls,
+        threads=threads,
         dtype=measurement.dtype,
         precision=measurement.precision,
         flop_convention=measurement.flop_convention,
@@ -208,6 +209,7 @@ def build_record(
     tolerance: float,
     drill_percent: float,
     environment: dict[str, str | None],
+    threads: int = 1,
 ) -> Record:
     """The record of one case."""
     base = Record(
@@ -219,6 +221,7 @@ def build_record(
         attempts=tuple(_attempt_part(each) for each in attempts),
         baseline=_baseline_part(row, row_environment, tolerance, verdict) if row else None,
         drill_percent=drill_percent,
+        threads=threads,
         traceback=failure.traceback or None if failure else None,
         environment=environment,
     )

@@ -123,6 +123,11 @@ class Gate:
         return self.device.backend == "cpu"
 
     @property
+    def threads(self) -> int:
+        """CPU threads of case and control; 1 where the device does the work."""
+        return self.settings.threads if self.controlled else 1
+
+    @property
     def environment(self) -> dict[str, str | None]:
         """What was measured with: a worker's versions, the driver, the commit."""
         return {
@@ -150,14 +155,14 @@ class Gate:
         self._judge(state)
         return state
 
+    def is_pending(self, state: CaseState) -> bool:
+        """Whether a case wants an attempt in a fresh process."""
+        wanted = self.settings.runs if self.settings.update_baselines else 0
+        return not state.settled or (state.failure is None and state.usable < wanted)
+
     def pending(self) -> list[CaseState]:
         """The cases that want an attempt in a fresh process."""
-        wanted = self.settings.runs if self.settings.update_baselines else 0
-        return [
-            state
-            for state in self.states.values()
-            if not state.settled or (state.failure is None and state.usable < wanted)
-        ]
+        return [state for state in self.states.values() if self.is_pending(state)]
 
     def more_rounds(self) -> Iterable[int]:
         """Rounds of fresh processes while any case is pending, bounded; a new process serves each."""
@@ -169,9 +174,19 @@ class Gate:
             yield number
 
     def confirm(self, state: CaseState) -> None:
-        """One attempt of a pending case in the fresh process of this round."""
-        self._attempt(state, fresh=True)
-        self._judge(state)
+        """One attempt of a pending case in the fresh process of this round, while the session has time."""
+        if not self.out_of_time:
+            self._attempt(state, fresh=True)
+            self._judge(state)
+
+    def give_up(self, state: CaseState) -> None:
+        """A suspect for whose confirmation no time was left fails: left undecided, a real loss would be green."""
+        if self.out_of_time and not state.settled:
+            found = f"; {state.verdict.reason}" if state.verdict else ""
+            limit_s = self.settings.session_timeout
+            reason = f"not confirmed: the session's limit of {limit_s:g} s has passed{found}"
+            state.failure = Failure(outcome=Outcome.ERROR, reason=reason)
+            self._judge(state)
 
     def _attempt(self, state: CaseState, *, fresh: bool) -> None:
         """Measure once and keep what came of it; a failure ends the case."""
@@ -229,7 +244,7 @@ class Gate:
         latest = state.latest
         changes: Sequence[str] = ()
         if row is not None and latest is not None:
-            changes = differences(row, declared_work(latest))
+            changes = differences(row, declared_work(latest, threads=self.threads))
         evidence = gather_evidence(
             state.attempts, state.failure, tuple(changes), self.ceilings, all_fresh=self.settings.update_baselines
         )
@@ -265,6 +280,7 @@ class Gate:
             row_environment=self.baselines.environment_of(state.row) if state.row else {},
             tolerance=self.tolerance(request),
             drill_percent=self.settings.drill,
+            threads=self.threads,
             environment=self.environment,
         )
 
@@ -273,7 +289,7 @@ class Gate:
         usable = [each.measurement for each in state.attempts if each.measurement.disturbed is None]
         if state.failure is not None or len(usable) < self.settings.runs or self.settings.drill:
             return None
-        declared = declared_work(usable[-1])
+        declared = declared_work(usable[-1], threads=self.threads)
         peaks = sorted(each.peak_memory_bytes for each in usable if each.peak_memory_bytes is not None)
         return make_row(
             ys=tuple(each.y for each in usable),

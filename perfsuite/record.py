@@ -102,6 +102,7 @@ class Record(_Part, frozen=True, kw_only=True):
     nbytes: int | None = None
     wire_bytes: int = 0
     calls: int = 1
+    threads: int = 1
     device: DevicePart | None = None
     ceiling: CeilingPart | None = None
     control: ControlPart | None = None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
@@ -62,17 +63,24 @@ class RunFolder:
     def open(self) -> None:
         """Create or replace the folder and write what is planned."""
         _prepare(self.directory)
-        self._results = (self.directory / RESULTS).open("wb")
         self._write_info()
+        with _named(self.directory / RESULTS):
+            self._results = (self.directory / RESULTS).open("wb")
         if self._latest is not None:
             _swap_link(self._latest, self.directory.name)
 
     def add(self, record: Record) -> None:
         """Append one record and flush it to the disk."""
         assert self._results is not None
-        self._results.write(encode(record))
-        self._results.flush()
-        os.fsync(self._results.fileno())
+        try:
+            with _named(self.directory / RESULTS):
+                self._results.write(encode(record))
+                self._results.flush()
+                os.fsync(self._results.fileno())
+        except FileError:
+            with contextlib.suppress(OSError):  # what it still holds would be written again, and fail again, later
+                self._results.close()
+            raise
 
     def update(self, environment: dict[str, str | None]) -> None:
         """Note the environment once a worker has told it."""
@@ -80,14 +88,27 @@ class RunFolder:
         self._write_info()
 
     def close(self, end: RunEnd) -> None:
-        """Note how the run ended."""
+        """Note how the run ended; a folder that could not be opened, perhaps another's, is left alone."""
+        if self._results is None:
+            return
         self.info = msgspec.structs.replace(self.info, end=end)
-        self._write_info()
-        if self._results is not None:
+        with _named(self.directory / RESULTS):
             self._results.close()
+        self._write_info()
 
     def _write_info(self) -> None:
         write_atomically(self.directory / RUN, msgspec.json.format(msgspec.json.encode(self.info), indent=2) + b"\n")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Generator[None]:
+    """A FileError that names ``path`` for what the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(
+            f"{path}: cannot be written: {error.strerror}; make room, or name another folder with --perf-report"
+        ) from None
 
 
 def _prepare(directory: Path) -> None:
@@ -115,7 +136,12 @@ def _swap_link(link: Path, target: str) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` whole or not at all."""
+    """Replace ``path`` whole or not at all; a FileError that names it where that fails."""
+    with _named(path):
+        _replace(path, data)
+
+
+def _replace(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     temporary = Path(name)
     try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from perfsuite.collect import MissingCase, is_case, missing_case, refuse_unstable_ids
-from perfsuite.errors import PerfsuiteError, UsageError
-from perfsuite.settings import GPU_DEST, OPTIONS, Settings, validate
+from perfsuite.errors import FileError, PerfsuiteError, UsageError
+from perfsuite.settings import GPU_DEST, OPTIONS, Settings, gpu_name, validate
 from perfsuite.verdict import Outcome
 from perfsuite.workers.rest import rest_of
 
@@ -24,7 +24,7 @@ def settings_of(config: pytest.Config) -> Settings:
     """The session's settings from command line and ini."""
     given = {option.flag: getattr(config.option, option.dest, None) for option in OPTIONS}
     ini = {option.dest: config.getini(option.dest) for option in OPTIONS}
-    gpu = getattr(config.option, GPU_DEST, None) or config.getini("perf_gpu") or "auto"
+    gpu = gpu_name(getattr(config.option, GPU_DEST, None), config.getini("perf_gpu"))
     if config.option.usepdb or config.option.trace:
         given["--perf-in-process"] = True
     return validate(gpu, given=given, ini=ini, directory=config.invocation_params.dir, root=config.rootpath)
@@ -59,6 +59,8 @@ class SessionPlugin:
         self._cases: list[pytest.Item] = []
         self._missing: list[MissingCase] = []
         self._run: SessionRun | None = None
+        self._fault: PerfsuiteError | None = None
+        self._shown = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
@@ -129,6 +131,7 @@ class SessionPlugin:
             with self._run.measuring(session, [item.nodeid for item in self._cases]):
                 self._loop(session)
         except PerfsuiteError as error:
+            self._fault = error
             raise pytest.UsageError(str(error)) from None
         return True
 
@@ -159,6 +162,8 @@ class SessionPlugin:
     def _report(self, session: pytest.Session, item: pytest.Item, following: pytest.Item | None) -> None:
         """Let pytest run the item's protocol: a case's call raises what its verdict asks for."""
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if self._fault is not None:
+            raise self._fault
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
@@ -172,7 +177,11 @@ class SessionPlugin:
         if self._distributed:
             pytest.skip("not measured under xdist; run without -n")
         assert self._run is not None
-        self._run.conclude(pyfuncitem)
+        try:
+            self._run.conclude(pyfuncitem)
+        except FileError as error:  # not the case's failure: the session ends with it
+            self._fault = error
+            pytest.fail(str(error), pytrace=False)
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -183,6 +192,8 @@ class SessionPlugin:
         report = yield
         if case_key not in item.stash:
             return report
+        if call.when == "call" and self._run is not None:
+            report.duration = self._run.seconds_of(item, report.duration)
         if report.skipped and isinstance(report.longrepr, tuple):
             path, line, _ = item.reportinfo()
             report.longrepr = (str(path), (line or 0) + 1, report.longrepr[2])
@@ -199,18 +210,40 @@ class SessionPlugin:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
         """The exit code: never 0 where a verdict failed, where nothing was judged, or where most is undecided."""
-        result = yield
-        if self._run is not None:
-            session.exitstatus = self._run.exit_status(int(session.exitstatus))
-            self._run.finish(int(session.exitstatus))
-        elif self._explicit and session.exitstatus == pytest.ExitCode.OK and not self._config.option.collectonly:
-            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-        return result
+        try:
+            return (yield)
+        except BaseException:  # another plugin's; pytest shows no summary then
+            reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+            if reporter is not None:
+                self.pytest_terminal_summary(reporter)
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED  # what the process ends with
+            raise
+        finally:
+            if self._run is not None:
+                self._end(session, self._run)
+            elif self._explicit and session.exitstatus == pytest.ExitCode.OK and not self._config.option.collectonly:
+                session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def _end(self, session: pytest.Session, run: SessionRun) -> None:
+        """Settle the exit code and note the end; a full disk is one line, and never a better exit code."""
+        session.exitstatus = run.exit_status(int(session.exitstatus))
+        try:
+            run.finish(int(session.exitstatus))
+        except FileError as error:
+            if self._fault is not None:
+                return  # told already, and not by exit code 0
+            if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+                session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+            if reporter is not None:
+                reporter.write_line(f"ERROR: {error}", red=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, then each failure in one paragraph."""
-        if self._run is not None:
+        if self._run is not None and not self._shown:
+            self._shown = True
             self._run.show(terminalreporter)
 
     def pytest_unconfigure(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,10 @@ from perfsuite.workers.pool import Pool
 from perfsuite.workers.protocol import Progress, WorkerConfig
 
 UNDECIDED_LIMIT = 0.5
+seconds_key = pytest.StashKey[float]()
+"""How long a case was measured for, over all its attempts: what --durations and JUnit tell."""
+NOT_JUDGED = (Outcome.SKIPPED, Outcome.MISSING, Outcome.INVALID)
+"""A session with nothing but these has shown nothing."""
 LOCK_WAIT_S = 3600.0
 
 
@@ -99,12 +103,11 @@ class SessionRun:
         if skipped is not None:
             reason = f"its baseline row is there, but it was skipped: {skipped.reason}"
         else:
-            reason = "its baseline row is there, but the case is not"
+            reason = "its baseline row is there, but the case is not; `perfsuite baselines prune` removes such rows"
             row = self._baselines.rows.get(case)
             renamed = suggest_rename(case, row, self._records) if row else None
             if renamed is not None:
                 reason += f"; was it renamed to {renamed}?"
-        reason += "; `perfsuite baselines prune` removes rows without a case"
         self._add(Record(run=self._run_name, case=case, verdict=Outcome.MISSING, reason=reason))
         return f"{Outcome.MISSING}: {reason}"
 
@@ -224,18 +227,23 @@ class SessionRun:
         state = self._gate.first_pass(Request(case=item.nodeid, settings=self._case_settings[item.nodeid]))
         return state in self._gate.pending()
 
-    def second_pass(self, suspects: Sequence[pytest.Item]) -> Iterable[pytest.Item]:
-        """Measure suspects in fresh processes, then hand each on to be reported."""
-        if suspects:
-            assert self._gate is not None
-            for number in self._gate.more_rounds():
-                pending = self._gate.pending()
-                cases = "1 case" if len(pending) == 1 else f"{len(pending)} cases"
-                self._say(f"perfsuite: {cases} again in a fresh process, round {number + 1}")
-                for state in pending:
-                    if not self._gate.out_of_time:
-                        self._gate.confirm(state)
-        return suspects
+    def second_pass(self, suspects: Sequence[pytest.Item]) -> Generator[pytest.Item]:
+        """Measure suspects in fresh processes, and hand each on to be reported as soon as it is settled."""
+        if not suspects:
+            return
+        assert self._gate is not None
+        waiting = {item.nodeid: item for item in suspects}
+        for number in self._gate.more_rounds():
+            pending = self._gate.pending()
+            cases = "1 case" if len(pending) == 1 else f"{len(pending)} cases"
+            self._say(f"perfsuite: {cases} again in a fresh process, round {number + 1}")
+            for state in _from(pending, number):
+                self._gate.confirm(state)
+                if not self._gate.is_pending(state):
+                    yield waiting.pop(state.request.case)
+        for case, item in waiting.items():
+            self._gate.give_up(self._gate.states[case])
+            yield item
 
     def conclude(self, item: pytest.Function) -> None:
         """A case's call in this process: plan it, or raise what its verdict asks for."""
@@ -250,6 +258,7 @@ class SessionRun:
         self._add(record)
         self._feed(item, state, record)
         item.user_properties.extend(_properties(record))
+        item.stash[seconds_key] = sum(each.measurement.overhead.wall_s for each in state.attempts)
         self._raise_verdict(record)
 
     def _measure_here(self, item: pytest.Function, measurer: InProcess) -> None:
@@ -283,6 +292,10 @@ class SessionRun:
 
     def _lacks_baseline(self, outcome: Outcome) -> bool:
         return outcome == Outcome.NEW and self._settings.require_baseline and not self._settings.update_baselines
+
+    def seconds_of(self, item: pytest.Item, otherwise: float) -> float:
+        """How long a case was measured for, in seconds; ``otherwise`` where it was not."""
+        return item.stash.get(seconds_key, otherwise)
 
     def note(self, item: pytest.Item, outcome: Outcome, reason: str) -> None:
         """A case that never came to a verdict (a skip marker, an error in this process) has its record too."""
@@ -347,7 +360,7 @@ class SessionRun:
         undecided = sum(record.verdict in UNDECIDED for record in with_row)
         if with_row and undecided > UNDECIDED_LIMIT * len(with_row):
             return int(pytest.ExitCode.TESTS_FAILED)
-        judged = any(outcome not in (Outcome.SKIPPED, Outcome.MISSING) for outcome in outcomes)
+        judged = any(outcome not in NOT_JUDGED for outcome in outcomes)
         return status if judged else int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
     def finish(self, status: int) -> None:
@@ -359,7 +372,7 @@ class SessionRun:
             RunEnd(
                 time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 exit=status,
-                judged=sum(outcome not in (Outcome.SKIPPED, Outcome.MISSING) for outcome in outcomes),
+                judged=sum(outcome not in NOT_JUDGED for outcome in outcomes),
                 undecided=sum(outcome in UNDECIDED for outcome in outcomes),
                 failed=sum(outcome in FAILED for outcome in outcomes),
             )
@@ -405,6 +418,12 @@ class SessionRun:
             return
         width = reporter._tw.fullwidth  # noqa: SLF001 - as above
         reporter.rewrite(progress_line(case, look.samples, look.low, look.high, width), erase=True)
+
+
+def _from(pending: Sequence[CaseState], number: int) -> Sequence[CaseState]:
+    """The cases in another order each round: none is always measured after the same one."""
+    first = number * len(pending) // 3 % max(len(pending), 1)
+    return [*pending[first:], *pending[:first]]
 
 
 def _properties(record: Record) -> list[tuple[str, object]]:

@@ -192,6 +192,14 @@ def _refuse_contradictions(settings: Settings) -> None:
         raise UsageError(f"--perf-ranks {settings.ranks}: this version measures on one rank; leave it out")
 
 
+def gpu_name(given: str | None, ini: str | None) -> str:
+    """The hardware that is asked for: the command line's word, else ini's, else ``auto``; a UsageError if empty."""
+    for name, text in ((GPU_FLAG, given), ("perf_gpu", ini)):
+        if text is not None:
+            return _text(name, text)
+    return "auto"
+
+
 MARKER_ARGUMENTS = ("tolerance", "floor", "budget_s", "timeout_s")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -400,6 +401,101 @@ def test_what_the_inputs_hold_is_part_of_the_fingerprint(workload: Kernel | Laun
     assert each.precision == {"float32_matmul": "highest", "fill": fill}
 
 
+# What is wrong only later
+
+
+def spoiled_later(clock: FakeClock, value: float) -> Step:
+    """A step whose result is 1 for 15 calls and ``value`` from then on."""
+    values = itertools.chain([1.0] * 15, itertools.repeat(value))
+
+    def step() -> torch.Tensor:
+        clock.advance(0.2)
+        return torch.tensor([next(values)])
+
+    return step
+
+
+def test_a_step_that_yields_nan_later_is_an_error(control: Callable[[FakeClock], None]) -> None:
+    clock = FakeClock()
+    control(clock)
+    later = Kernel(lambda device: spoiled_later(clock, math.nan), flops=1)
+    failure = failed(attempt(later, SPEC, cpu_bench(clock)))
+    assert failure.outcome is Outcome.ERROR
+    assert failure.reason.startswith("after 10 samples: result holds NaN")
+
+
+def test_a_step_that_leaves_its_reference_later_is_incorrect(control: Callable[[FakeClock], None]) -> None:
+    clock = FakeClock()
+    control(clock)
+    later = Kernel(lambda device: (spoiled_later(clock, 2.0), lambda: torch.ones(1)), flops=1)
+    failure = failed(attempt(later, SPEC, cpu_bench(clock)))
+    assert failure.outcome is Outcome.INCORRECT
+    assert failure.reason.startswith("after 10 samples: the step's result is not its reference's: ")
+
+
+# What a case sets for its process
+
+
+def setting(clock: FakeClock, setters: Mapping[int, Callable[[], object]]) -> Kernel:
+    """A kernel whose build, as 0, and whose numbered calls, from 1, set something."""
+
+    def build(device: str) -> Step:
+        setters.get(0, lambda: None)()
+        numbers = itertools.count(1)
+
+        def step() -> None:
+            setters.get(next(numbers), lambda: None)()
+            clock.advance(0.002)
+
+        return step
+
+    return Kernel(build, flops=4_000_000, nbytes=1000)
+
+
+def test_precision_is_recorded_as_the_build_left_it_and_ceilings_are_probed_without(
+    monkeypatch: pytest.MonkeyPatch, control: Callable[[FakeClock], None]
+) -> None:
+    probed: list[str] = []
+
+    def probe(dtype: str, device: str, clock: object) -> CeilingSample:
+        probed.append(torch.get_float32_matmul_precision())
+        return known(f"compute.{dtype}", 1e9)
+
+    monkeypatch.setattr(ceiling, "probe_compute", probe)
+    monkeypatch.setattr(ceiling, "probe_control", lambda control, **rest: known("compute.fp32", 1e8))
+    clock = FakeClock()
+    control(clock)
+    bench = cpu_bench(clock)
+    del bench.ceilings["compute.fp32"]
+    lower = setting(clock, {0: lambda: torch.set_float32_matmul_precision("medium")})
+    before = torch.get_float32_matmul_precision()
+    assert measured(attempt(lower, SPEC, bench)).precision["float32_matmul"] == "medium"
+    assert probed == ["highest"]
+    assert torch.get_float32_matmul_precision() == before
+    assert measured(attempt(setting(clock, {}), SPEC, bench)).precision["float32_matmul"] == "highest"
+
+
+def test_precision_that_changes_while_it_is_measured_is_an_error(control: Callable[[FakeClock], None]) -> None:
+    clock = FakeClock()
+    control(clock)
+    restless = setting(clock, {30: lambda: torch.set_float32_matmul_precision("high")})
+    failure = failed(attempt(restless, SPEC, cpu_bench(clock)))
+    assert failure.outcome is Outcome.ERROR
+    assert failure.reason == (
+        "the precision changed while the case was measured: float32_matmul was highest, then high; set it in build"
+    )
+
+
+def test_what_a_case_sets_holds_for_its_samples_and_not_for_the_next(control: Callable[[FakeClock], None]) -> None:
+    clock, seen = FakeClock(), list[torch.dtype]()
+    control(clock)
+    look = {30: lambda: seen.append(torch.get_default_dtype())}
+    wide = setting(clock, {0: lambda: torch.set_default_dtype(torch.float64), **look})
+    for each in (wide, setting(clock, look)):
+        measured(attempt(each, SPEC, cpu_bench(clock)))
+    assert seen == [torch.float64, torch.float32]
+
+
 # On a GPU
 
 
@@ -441,7 +537,7 @@ def test_copies_that_total_four_times_l2_take_turns(
     bench = gpu(clock, l2_bytes=l2_bytes, ceilings={key: known(key, 1e12) for key in ("compute.fp32", "memory")})
     measured(attempt(Kernel(kernels.build, flops=1000, nbytes=nbytes), SPEC, bench))
     assert kernels.built == copies
-    turns = kernels.ran[-100:]
+    turns = kernels.ran[-101:-1]  # the last call of all is the check after the samples
     assert turns == [(turns[0] + number) % copies for number in range(100)]
 
 
@@ -473,7 +569,7 @@ def test_the_copies_of_a_short_kernel_share_one_graph(
     if captured:
         assert each.time.median_s == pytest.approx(0.001)
     else:
-        assert kernels.ran[-8:] == [(kernels.ran[-8] + number) % 4 for number in range(8)]
+        assert kernels.ran[-9:-1] == [(kernels.ran[-9] + number) % 4 for number in range(8)]
 
 
 def test_a_gpu_has_a_data_sheet_instead_of_a_control(gpu: Callable[..., Bench]) -> None:

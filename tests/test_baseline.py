@@ -38,6 +38,7 @@ DECLARED = Declared(
     nbytes=218103808,
     wire_bytes=0,
     calls=1,
+    threads=1,
     dtype="bf16",
     precision={"allow_tf32": False, "matmul": "highest"},
     flop_convention="exact",

@@ -43,6 +43,7 @@ DECLARED = Declared(
     nbytes=218103808,
     wire_bytes=0,
     calls=1,
+    threads=1,
     dtype="bf16",
     precision={"allow_tf32": False, "matmul": "highest"},
     flop_convention="exact",
@@ -134,6 +135,7 @@ def rows(draw: st.DrawFn) -> Row:
         nbytes=draw(counts),
         wire_bytes=draw(st.integers(0, 2**40)),
         calls=draw(st.integers(1, 2**20)),
+        threads=draw(st.integers(1, 64)),
         dtype=draw(st.none() | names),
         precision=draw(st.dictionaries(names, st.booleans() | names, max_size=3)),
         flop_convention=draw(st.none() | names),
@@ -299,6 +301,11 @@ def test_any_case_file_can_be_stored(tmp_path_factory: pytest.TempPathFactory, f
     store = Store(directory=tmp_path_factory.mktemp("b"), sku=SKU, prefix="cases/")
     store.update({f"{file}::x": row()}, {"now": ENVIRONMENT})
     assert list(store.load().rows) == [f"{file}::x"]
+
+
+def test_long_id_is_stored_whole(store: Store) -> None:
+    fill(store, {f"cases/gemm.py::bench_gemm[{'x' * 300}]": row()})
+    assert list(store.load().rows) == [f"cases/gemm.py::bench_gemm[{'x' * 300}]"]
 
 
 def test_a_folder_that_is_not_there_has_no_rows(store: Store) -> None:
@@ -473,3 +480,54 @@ def test_a_writer_that_never_ends_is_named(store: Store, monkeypatch: pytest.Mon
     path = lock_path(f"baselines {store.directory.resolve()}")
     with FileLock(path), pytest.raises(FileError, match=re.escape(str(path))):
         fill(store, {CASE: row()})
+
+
+# What is in the way is never "no baseline"
+
+
+def _a_file(path: Path) -> None:
+    path.write_text("")
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("gone")
+
+
+@pytest.mark.parametrize("make", [_a_file, _dangling, os.mkfifo])
+def test_baselines_that_are_no_folder_are_an_error(store: Store, make: Callable[[Path], None]) -> None:
+    make(store.directory)
+    with pytest.raises(FileError, match="baselines: cannot be listed: Not a directory"):
+        store.load()
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "message"),
+    [
+        (Path.mkdir, "x.toml", "x.toml: is not a regular file"),
+        (os.mkfifo, "x.toml", "x.toml: is not a regular file"),
+        (_dangling, "x.toml", "x.toml: cannot be read: No such file"),
+        (_a_file, "x.TOML", r"x.TOML: baseline files end in \.toml; rename it"),
+    ],
+)
+def test_a_name_of_a_baseline_file_holds_one(
+    store: Store, make: Callable[[Path], None], name: str, message: str
+) -> None:
+    fill(store, {CASE: row()})
+    (store.folder / "sub").mkdir()
+    make(store.folder / "sub" / name)
+    with pytest.raises(FileError, match=message):
+        store.load()
+
+
+def test_a_sku_in_other_letters_is_an_error(store: Store) -> None:
+    (store.directory / SKU.upper()).mkdir(parents=True)
+    with pytest.raises(FileError, match=f"the SKU is written '{SKU}'; rename the folder"):
+        store.load()
+
+
+def test_a_sku_that_leads_nowhere_is_an_error(store: Store) -> None:
+    store.directory.mkdir()
+    store.folder.symlink_to("gone")
+    for look in (store.load, lambda: skus(store.directory)):
+        with pytest.raises(FileError, match=f"{SKU}: cannot be listed: Not a directory"):
+            look()

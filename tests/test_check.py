@@ -13,6 +13,7 @@ import torch
 from perfsuite.measure.attempt import attempt
 from perfsuite.measure.check import DisagreementError, NotANumberError, check_agreement, check_numbers
 from perfsuite.verdict import Outcome
+from perfsuite.workloads.base import Built
 from perfsuite.workloads.kernel import Kernel
 from tests.test_attempt import SPEC, cpu_bench, failed
 
@@ -242,3 +243,24 @@ def test_nan_is_an_error_before_it_is_compared() -> None:
     failure = failed(attempt(pair(spoiled, spoiled), SPEC, cpu_bench()))
     assert failure.outcome is Outcome.ERROR
     assert failure.reason.startswith("result holds NaN")
+
+
+@pytest.mark.parametrize(
+    ("built", "shown"),
+    [
+        (None, "NoneType"),
+        (torch.ones(1), "Tensor"),
+        ([print, print], "list"),
+        ((), "()"),
+        ((print,), "(builtin_function_or_method)"),
+        ((print, None), "(builtin_function_or_method, NoneType)"),
+        ((print, print, print), f"({', '.join(['builtin_function_or_method'] * 3)})"),
+    ],
+)
+def test_a_build_that_returns_something_else_is_an_error(built: Any, shown: str) -> None:
+    def build(device: str) -> Built:
+        return built  # type: ignore[no-any-return]
+
+    failure = failed(attempt(Kernel(build, flops=1), SPEC, cpu_bench()))
+    assert failure.outcome is Outcome.ERROR
+    assert failure.reason == f"build returned {shown}: return the step, or (step, reference), both callable"

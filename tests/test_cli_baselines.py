@@ -13,10 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from perfsuite.baseline import Declared, Row, Store, make_row
-from perfsuite.commands import baselines as baselines_module
 from perfsuite.commands import collect as collect_module
 from perfsuite.commands.baselines import app
-from perfsuite.commands.collect import Collection, collect
+from perfsuite.commands.collect import Project, collect
 from perfsuite.errors import FileError, PerfsuiteError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +25,7 @@ DECLARED = Declared(
     nbytes=64,
     wire_bytes=0,
     calls=1,
+    threads=1,
     dtype="bf16",
     precision={},
     flop_convention="exact",
@@ -48,8 +48,8 @@ def row(*runs: float, **changes: object) -> Row:
     return msgspec.structs.replace(made, **changes)
 
 
-def fill(directory: Path, rows: dict[str, Row], sku: str = SKU) -> Store:
-    store = Store(directory=directory, sku=sku, prefix="cases/")
+def fill(directory: Path, rows: dict[str, Row], sku: str = SKU, prefix: str = "cases/") -> Store:
+    store = Store(directory=directory, sku=sku, prefix=prefix)
     store.update(rows, {"now": {"torch": "2.13.0", "driver": "595.71"}})
     return store
 
@@ -233,21 +233,60 @@ def test_prune_removes_nothing_where_there_is_no_case_at_all(project: Path) -> N
     before = stored(project)
     (project / "empty").mkdir()
     assert "(exit 5): no tests" in str(fault_of("prune", "--cases", "empty"))
-    assert "(exit 4)" in str(fault_of("prune", "--cases", "gone"))
+    for place in ("gone", "cases/gone.py"):
+        assert str(fault_of("prune", place)) == f"{place}: no such file or folder, and no row names it"
     assert stored(project) == before
 
 
 def test_prune_gives_up_on_a_collection_that_never_ends(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect_module, "TIMEOUT_S", 0.0)
     with pytest.raises(UsageError, match="collecting the cases took over 0 s"):
-        collect(Path("cases"))
+        collect([Path("cases")], Project(root=str(project)))
 
 
-def test_prune_refuses_cases_that_pytest_would_name_otherwise(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(baselines_module, "collect", lambda cases: Collection(root=str(tmp_path / "other")))
-    assert "lies outside pytest's root folder" in str(fault_of("prune"))
+def test_prune_refuses_cases_that_pytest_would_name_otherwise(project: Path) -> None:
+    assert "lies outside pytest's root folder" in str(fault_of("prune", project.parent))
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project without settings: case files are named, and lie anywhere."""
+    (tmp_path / "bench_m.py").write_text("def bench_one(): ...\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "bench_n.py").write_text("import os\n")
+    ids = ["bench_m.py::bench_one", "bench_m.py::bench_gone", "sub/bench_n.py::bench_one", "bench_gone.py::bench_one"]
+    fill(tmp_path / "baselines", dict.fromkeys(ids, row(0.5)), prefix="")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gone"),
+    [
+        ([], ["bench_gone.py::bench_one", "bench_m.py::bench_gone", "sub/bench_n.py::bench_one"]),
+        (["bench_m.py"], ["bench_m.py::bench_gone"]),
+        (["--cases", "bench_m.py"], ["bench_m.py::bench_gone"]),
+        (["sub"], ["sub/bench_n.py::bench_one"]),
+        (["bench_gone.py", "sub/bench_n.py"], ["bench_gone.py::bench_one", "sub/bench_n.py::bench_one"]),
+    ],
+    ids=lambda value: " ".join(value) if value and "::" not in value[0] else "",
+)
+def test_prune_without_settings(plain: Path, arguments: list[str], gone: list[str]) -> None:
+    """Without names it looks at what the rows name; a file that holds no case any more has lost all of its rows."""
+    lines = perfsuite("prune", "--dry-run", *arguments).splitlines()
+    assert lines[:-1] == [f"would remove {SKU}: {node_id}" for node_id in gone]
+
+
+def test_prune_removes_nothing_where_it_runs_in_another_folder(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(plain / "baselines")
+    error = fault_of("prune", "--baselines", plain / "baselines")
+    assert "holds nothing of bench_gone.py, bench_m.py, sub/bench_n.py; run this where pytest runs" in str(error)
+
+
+def test_prune_says_where_pytest_cannot_run(plain: Path) -> None:
+    (plain / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    assert "pytest cannot be run here (exit 4): " in str(fault_of("prune"))
 
 
 def test_prune_names_an_unknown_sku_before_it_collects(project: Path) -> None:

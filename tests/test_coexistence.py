@@ -183,3 +183,15 @@ def test_idle_plugin_imports_next_to_nothing(project: Project) -> None:
     assert session.code == 0, session.output
     assert "registered: []" in session.output
     assert "imported: ['perfsuite', 'perfsuite.errors', 'perfsuite.plugin', 'perfsuite.settings']" in session.output
+
+
+def test_plugin_that_fails_at_the_end_hides_nothing(project: Project) -> None:
+    """pytest skips its summaries then: ours is shown, and run.json has the run's end."""
+    project.write("bench_x.py", "import pytest\n" + OURS.replace("def bench", "@pytest.mark.skip\ndef bench"))
+    project.write("conftest.py", "def pytest_sessionfinish(session):\n    raise OSError('no such folder')\n")
+    session = project.run("bench_x.py", "--gpu=cpu", "-v", "-p", "no:cacheprovider")
+    assert session.code == 1
+    assert "OSError: no such folder" in session.output
+    assert session.output.count("perfsuite: 1 case, 1 SKIPPED") == 1, session.output
+    assert session.info.end is not None
+    assert session.info.end.exit == 1

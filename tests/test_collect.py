@@ -152,6 +152,11 @@ def refusal(project: Project, plan: Run, decorator: str, parameters: str = "x") 
         ('"x", [int, math.sqrt, re.compile("a+"), None, b"raw", True]', ""),
         ('("x", "y"), [(1, 2), (1, 3)]', ""),
         ('"x", [1], ids=["0xff"]', ""),
+        ('"x", ["a" * 300, "b" * 300]', "pytest numbered the long str of 'x'"),
+        ('"x", [b"a" * 300]', "pytest numbered the long bytes of 'x'"),
+        ('"x", ["x0", b"x1", "a" * 100]', ""),
+        ('"x", [pytest.param("a" * 300, id="x" * 300), pytest.param("b" * 300, id="b")]', ""),
+        ('"x", ["a", "b"], ids=["x0", "x1"]', ""),
     ],
 )
 def test_ids_that_change_or_meet(project: Project, plan: Run, arguments: str, said: str) -> None:

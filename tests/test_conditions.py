@@ -1,10 +1,14 @@
-"""What is held and read around a measurement: the host's counters, matmul precision, peak memory."""
+"""What is held and read around a measurement: host's counters, matmul precision, the process's settings, memory."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +21,9 @@ from perfsuite.measure.conditions import (
     host_disturbance,
     host_snapshot,
 )
+from perfsuite.measure.isolation import isolation
 from perfsuite.measure.memory import peak_memory_bytes
-from perfsuite.measure.precision import precision
+from perfsuite.measure.precision import precision, precision_flags
 
 STAT = "cpu  100 20 30 800 10 2 3 35 7 1\ncpu0 100 20 30 800 10 2 3 35 7 1\nintr 12345\n"
 PRESSURE = """some avg10=0.31 avg60=0.72 avg300=0.55 total=4500000
@@ -162,14 +167,14 @@ def test_precision_is_the_cases_and_put_back_after(
     before: tuple[str, bool], dtype: str, matmul: str, cudnn: bool
 ) -> None:
     """IEEE for fp32 also in convolutions, where torch's default is TF32."""
-    with precision(dtype, "cpu") as flags:
+    with precision(dtype):
         assert flags_in_force() == (matmul, cudnn)
-        assert flags == {"float32_matmul": matmul}
+        assert precision_flags("cpu") == {"float32_matmul": matmul}
     assert flags_in_force() == before
 
 
 def test_precision_is_put_back_after_an_exception(before: tuple[str, bool]) -> None:
-    with pytest.raises(KeyboardInterrupt), precision("tf32", "cpu"):
+    with pytest.raises(KeyboardInterrupt), precision("tf32"):
         raise KeyboardInterrupt
     assert flags_in_force() == before
 
@@ -185,13 +190,89 @@ def test_reduced_precision_and_fast_accumulation_are_recorded_on_a_gpu(
         allow_fp16_accumulation=value,
     )
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
-    with precision("fp16", backend) as flags:
-        assert flags == {
+    with precision("fp16"):
+        assert precision_flags(backend) == {
             "float32_matmul": "highest",
             "reduced_precision_fp16": value,
             "reduced_precision_bf16": not value,
             "accumulation_fp16": value,
         }
+
+
+def test_precision_that_torch_will_not_name_is_mixed(before: tuple[str, bool]) -> None:
+    """Its newer interface says more than the older one has words for."""
+    mkldnn: Any = torch.backends.mkldnn
+    own = mkldnn.matmul.fp32_precision
+    with isolation(), precision("fp32"):
+        mkldnn.matmul.fp32_precision = "bf16"
+        assert precision_flags("cpu") == {"float32_matmul": "mixed"}
+        mkldnn.matmul.fp32_precision = own
+    assert flags_in_force() == before
+
+
+# What a case sets for its process
+
+BACKENDS = torch.backends
+READ: dict[str, Callable[[], Any]] = {
+    "threads": torch.get_num_threads,
+    "data type": torch.get_default_dtype,
+    "device": torch.get_default_device,
+    "gradients": torch.is_grad_enabled,
+    "determinism": torch.are_deterministic_algorithms_enabled,
+    "precision": torch.get_float32_matmul_precision,
+    "convolutions": lambda: BACKENDS.cudnn.allow_tf32,
+    "autotuning": lambda: BACKENDS.cudnn.benchmark,
+    "reduction": lambda: BACKENDS.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    "folder": os.getcwd,
+    "clock": lambda: time.perf_counter_ns,
+}
+
+
+def set_everything_and_leave(folder: Path) -> None:
+    """As the worst of cases does."""
+    before = {name: read() for name, read in READ.items()}
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("high")
+    BACKENDS.cudnn.allow_tf32 = not BACKENDS.cudnn.allow_tf32
+    BACKENDS.cudnn.benchmark = True
+    matmul = BACKENDS.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = not matmul.allow_bf16_reduced_precision_reduction
+    os.chdir(folder)
+    time.perf_counter_ns = lambda: 0
+    assert [name for name, read in READ.items() if read() == before[name]] == []
+    raise KeyboardInterrupt
+
+
+def test_what_a_case_sets_for_its_process_is_put_back_after_an_exception(tmp_path: Path) -> None:
+    before = {name: read() for name, read in READ.items()}
+    with pytest.raises(KeyboardInterrupt), isolation():
+        set_everything_and_leave(tmp_path)
+    assert {name: read() for name, read in READ.items()} == before
+
+
+def test_a_default_device_named_cpu_does_not_stay() -> None:
+    """torch looks at every call for as long as a default has been named."""
+    with isolation():
+        torch.set_default_device("cpu")
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, argument: calls.append(frame.f_code.co_name))
+    torch.ones(1)
+    sys.setprofile(None)
+    assert "__torch_function__" not in calls
+
+
+def test_a_folder_that_was_gone_before_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with isolation():
+        os.chdir(tmp_path)
+    assert Path.cwd() == tmp_path
 
 
 # Peak memory

@@ -74,6 +74,9 @@ def broken():
 def bench_broken_fixture(broken):
     return good()
 
+def bench_missing_fixture(nosuch):
+    return good()
+
 @pytest.fixture
 def untidy():
     yield
@@ -100,7 +103,8 @@ def bench_too_fast():
 
 def bench_leaves_a_child():
     def build(device):
-        subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        for detached in (False, True):
+            subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=detached)
         return matmul(device)
     return Kernel(build, flops=FLOPS, nbytes=NBYTES)
 
@@ -119,7 +123,8 @@ def bench_hangs_with_the_gil():
 
 def bench_aborts():
     def give_up():
-        ctypes.CDLL(None).dprintf(2, b"an assertion of the library\\n")
+        note = b"USDT:2026-01-01 00:00:00 1:1 SyncActivityProfilerHandler.cpp:52] profiler_start\\n"
+        ctypes.CDLL(None).dprintf(2, note + b"an assertion of the library\\n")
         os.abort()
     return of(give_up)
 
@@ -149,6 +154,7 @@ REASONS = {
     "bench_fails_itself": "the weights are missing",
     "bench_exits": "SystemExit: 3",
     "bench_broken_fixture": "RuntimeError: the fixture broke",
+    "bench_missing_fixture": "fixture 'nosuch' not found",
     "bench_broken_teardown": "RuntimeError: the clean-up broke",
     "bench_backward_clock": "1 iteration(s) took -1e-06 s: the clock ran backwards",
     "bench_not_a_number": "result holds NaN",
@@ -223,6 +229,7 @@ def test_process_that_hangs_or_dies_shows_where_it_was(faults: Session) -> None:
         assert "/perfsuite/" not in text, case
         assert "/_pytest/" not in text, case
     assert "an assertion of the library" in faults.paragraph("bench_aborts")
+    assert "profiler_start" not in faults.paragraph("bench_aborts")
 
 
 def test_junit_has_each_failure_and_no_other(faults: Session) -> None:

@@ -363,7 +363,8 @@ def test_a_case_after_the_sessions_limit_is_an_error(now: SimpleNamespace) -> No
     assert one.script.asked == []
 
 
-def test_a_suspect_after_the_sessions_limit_stays_undecided(now: SimpleNamespace) -> None:
+def test_a_suspect_that_the_sessions_limit_leaves_unconfirmed_fails(now: SimpleNamespace) -> None:
+    """Left undecided it would be skipped, and a real loss green."""
     one = session(*[at(-0.3)] * 4, session_timeout="60")
     one.gate.first_pass(Request(case=CASE, settings=CaseSettings()))
     now.s += 30.0
@@ -372,9 +373,27 @@ def test_a_suspect_after_the_sessions_limit_stays_undecided(now: SimpleNamespace
         one.gate.confirm(one.gate.pending()[0])
         now.s += 20.0
     state = one.gate.states[CASE]
-    assert outcome(state) is Outcome.INCONCLUSIVE
+    one.gate.give_up(state)
+    assert outcome(state) is Outcome.ERROR
+    assert reason(state).startswith("not confirmed: the session's limit of 60 s has passed; ")
     assert "only 2 of 3 fresh processes counted" in reason(state)
     assert [each.start_s for each in state.attempts] == [0.0, 30.0, 50.0]
+
+
+def test_within_the_sessions_limit_nothing_is_given_up(now: SimpleNamespace) -> None:
+    one = session(*[at(-0.12)] * 3, at(0.0), session_timeout="60")
+    state = one.run()
+    one.gate.give_up(state)
+    assert outcome(state) is Outcome.INCONCLUSIVE
+
+
+def test_other_cpu_threads_are_other_work() -> None:
+    """Two threads against a row of one; on a GPU they change nothing."""
+    two = session(at(0.0), threads="2").run()
+    assert outcome(two) is Outcome.CHANGED
+    assert "threads 1 -> 2" in reason(two)
+    assert session(at(0.0), threads="1").gate.threads == 1
+    assert session(at(0.0), device=H100, threads="2").gate.threads == 1
 
 
 # Updating baselines

@@ -62,7 +62,7 @@ def test_row_without_a_case_fails_as_an_item_of_its_own(project: Project, run: R
     session = run("cases", "--junitxml=junit.xml")
     assert session.code == 1
     assert missing(session) == {"cases/a.py::bench_gone[x/y]", "cases/deleted.py::bench_gone"}
-    assert "`perfsuite baselines prune` removes rows without a case" in " ".join(session.output.split())
+    assert "`perfsuite baselines prune` removes such rows" in " ".join(session.output.split())
     cases = ElementTree.parse(project.directory / "junit.xml").getroot().iter("testcase")
     failures = {case.get("name"): case.find("failure") for case in cases}
     assert {name for name, failure in failures.items() if failure is not None} == {"bench_gone[x/y]", "bench_gone"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,8 +74,10 @@ def test_half_a_run_is_replaced_too(tmp_path: Path) -> None:
 
 def test_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
+    folder = RunFolder(tmp_path, INFO, latest=None)
     with pytest.raises(UsageError, match="holds other files") as error:
-        opened(tmp_path)
+        folder.open()
+    folder.close(END)
     assert str(tmp_path) in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -124,6 +128,47 @@ def test_reports_that_cannot_be_made_are_an_error_in_one_line(tmp_path: Path) ->
     with pytest.raises(FileError, match="name another with --perf-report") as error:
         new_directory(tmp_path / "reports")
     assert str(tmp_path / "reports") in str(error.value)
+
+
+# A disk that is full
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+STEPS: dict[str, tuple[Callable[[RunFolder], None], str]] = {
+    "open": (lambda folder: folder.open(), "run.json"),
+    "add": (lambda folder: folder.add(RECORD), "results.jsonl"),
+    "update": (lambda folder: folder.update({"torch": "2.13.0"}), "run.json"),
+    "close": (lambda folder: folder.close(END), "run.json"),
+}
+
+
+@pytest.mark.parametrize(("step", "name"), STEPS.values(), ids=STEPS)
+def test_full_disk_is_an_error_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[[RunFolder], None], name: str
+) -> None:
+    folder = opened(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FileError) as error:
+        step(folder)
+    monkeypatch.undo()
+    folder.close(END)
+    assert str(error.value).startswith(f"{tmp_path / name}: cannot be written: No space left on device; make room")
+    assert not list(tmp_path.glob(".*")), "no temporary is left"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+def test_record_that_found_no_room_is_not_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unwritten rest would fail once more when the file is closed, where nobody can tell it in one line."""
+    (tmp_path / "results.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+    folder = opened(tmp_path)
+    with pytest.raises(FileError, match="No space left"):
+        folder.add(RECORD)
+    folder.close(END)
+    assert read_info(tmp_path / "run.json").complete
 
 
 # Reading

@@ -360,6 +360,15 @@ def test_a_step_too_slow_even_for_that_is_a_fault_of_its_own() -> None:
         sampled(clock, clock.step("case", 3.0), clock.step("control", 0.01), budget=Budget(seconds=1.0))
 
 
+def test_a_slow_step_that_was_preempted_is_not_blamed() -> None:
+    """Without a count of the waiting, the 12 s of a block may be the neighbours' as well as its own."""
+    clock = Bench()
+    case = clock.step("case", 12.0, preempted=lambda number: True)
+    samples = sampled(clock, case, clock.step("control", 0.01), budget=Budget(seconds=1.0))
+    assert (samples.case_s, samples.dropped) == ([], 1)
+    assert samples.own_s > STRETCH * OWN_SHARE
+
+
 # Clocks that cannot be believed
 
 

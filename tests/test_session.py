@@ -209,6 +209,15 @@ def test_exactly_the_failed_fail_in_junit_too(judged: Session) -> None:
     }
 
 
+def test_junit_tells_how_long_a_case_was_measured(judged: Session) -> None:
+    """Its call in the session's process takes no time."""
+    cases = ElementTree.parse(judged.directory / "junit.xml").getroot().iter("testcase")
+    (slow,) = (case for case in cases if case.get("name") == "bench_slow")
+    record = judged.records["bench_slow"]
+    assert record.time_us is not None
+    assert float(slow.get("time", "0")) > record.time_us.median * record.time_us.samples / 1e6
+
+
 def test_failures_say_what_and_what_to_do(judged: Session) -> None:
     reasons = {case: record.reason for case, record in judged.records.items()}
     assert "fresh processes" in reasons["bench_slow"]
@@ -274,6 +283,14 @@ def test_undecided_is_never_a_quiet_success(project: Project, judged: Session) -
     assert "1 failed" in strict.output
     assert strict.code == 1
     assert f"a child of {os.getpid()}" in strict.output, "the session itself has measured"
+
+
+def test_a_loss_that_time_left_unconfirmed_is_no_success(project: Project, judged: Session) -> None:
+    """The limit passes while the first worker starts: the first case is still measured, and nothing confirms it."""
+    hurried = project.run(f"{SLOW_FILE}::bench_slow", *WIDE, "--perf-session-timeout=0.1")
+    assert hurried.verdicts == {"bench_slow": "ERROR"}
+    assert hurried.records["bench_slow"].reason.startswith("not confirmed: the session's limit of 0.1 s has passed; ")
+    assert hurried.code == 1
 
 
 # Storing what got worse

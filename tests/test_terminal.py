@@ -252,7 +252,23 @@ def test_failure_that_was_not_compared() -> None:
 def test_case_that_did_not_run_has_no_versions_of_its_own() -> None:
     gone = record(verdict="MISSING", reason="the case is gone", time_us=None, baseline=against(None), environment={})
     text = flat(show(gone))
-    assert "3 runs with cuda 12.8, driver 580.65.06, torch 2.11.0. Bring the case back" in text
+    assert (
+        "3 runs with cuda 12.8, driver 580.65.06, torch 2.11.0. If the case was not meant to go, bring it back." in text
+    )
+
+
+def test_missing_case_names_each_remedy_once() -> None:
+    reason = (
+        "the case is not there; `perfsuite baselines prune` removes such rows; was it renamed to cases/a.py::bench_b?"
+    )
+    text = flat(show(bare("MISSING", reason)))
+    assert text.count("prune") == 1
+    assert "renamed to cases/a.py::bench_b? If the case" in text
+
+
+@pytest.mark.parametrize(("reason", "shown"), [("a b.", "a b. Run"), ("a b", "a b. Run"), ("a b!", "a b! Run")])
+def test_reason_ends_with_one_mark(reason: str, shown: str) -> None:
+    assert shown in flat(show(bare("ERROR", reason)))
 
 
 def test_failed_before_undecided_and_the_worst_loss_first() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from perfsuite import runfolder
+from perfsuite.errors import FileError
 from perfsuite.hardware.selection import gather
+from perfsuite.runfolder import RunFolder
 from tests.support import Project, Session, a_row, cpu_sku
 
 CASE = """
@@ -115,6 +120,62 @@ def test_absent_gpu_is_told_beside_what_is_here(run: Run) -> None:
     line = refusal(run("bench_x.py", "--gpu", "a100"))
     assert "--gpu a100: no a100 here" in line
     assert cpu_sku() in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", ""], "--gpu must not be empty"),
+        (["--gpu="], "--gpu"),
+        (["-o", "perf_gpu="], "perf_gpu must not be empty"),
+    ],
+    ids=str,
+)
+def test_hardware_without_a_name_is_not_any_hardware(run: Run, arguments: list[str], said: str) -> None:
+    assert said in refusal(run("bench_x.py", "--perf-strict", *arguments))
+
+
+# The run's folder
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "bench_x.py", "bench_x.py/below"])
+def test_run_folder_that_cannot_be_made(run: Run, folder: str) -> None:
+    assert f"{folder}: cannot hold a run: " in refusal(run("bench_x.py", "--gpu=cpu", f"--perf-report={folder}"))
+
+
+UNTIMELY = CASE.replace('@pytest.mark.skip(reason="not today")\n', "")
+
+
+@pytest.mark.parametrize("case", [CASE, UNTIMELY], ids=["skipped", "judged"])
+def test_disk_that_fills_up(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Nothing is measured that could not be kept."""
+
+    def full(folder: RunFolder, record: object) -> None:
+        raise FileError(f"{folder.directory}/results.jsonl: cannot be written: No space left on device")
+
+    project.write("bench_x.py", case + "def bench_later():\n    return None\n")
+    monkeypatch.setattr(RunFolder, "add", full)
+    session = run("bench_x.py", "--gpu=cpu", "--perf-session-timeout=1e-9")
+    assert "results.jsonl: cannot be written: No space left on device" in refusal(session)
+    assert "bench_later" not in session.output
+    assert (session.info.end is not None, session.info.end and session.info.end.exit) == (True, 4)
+
+
+@pytest.mark.parametrize(("case", "code"), [(CASE, 4), (UNTIMELY, 1)], ids=["nothing judged", "failed"])
+def test_disk_that_fills_up_at_the_end(
+    project: Project, run: Run, monkeypatch: pytest.MonkeyPatch, case: str, code: int
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        if b'"exit"' in data:
+            raise FileError(f"{path}: cannot be written: No space left on device")
+        path.write_bytes(data)
+
+    project.write("bench_x.py", case)
+    monkeypatch.setattr(runfolder, "write_atomically", full)
+    session = run("bench_x.py", "--gpu=cpu", "--perf-session-timeout=1e-9")
+    assert session.code == code
+    assert re.search(r"^ERROR: .*run\.json: cannot be written: No space left", session.output, re.MULTILINE)
+    assert "Traceback" not in session.output
 
 
 # Markers

@@ -11,7 +11,7 @@ import pytest
 from perfsuite.errors import WorkerError
 from perfsuite.measure.attempt import AttemptSpec
 from perfsuite.measure.measurement import Measurement
-from perfsuite.verdict import Failure
+from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers import local
 from perfsuite.workers.local import Launch
 from perfsuite.workers.pool import Pool
@@ -19,7 +19,7 @@ from perfsuite.workers.protocol import WorkerConfig
 from tests.support import KERNELS, Project
 
 CASES = f"""{KERNELS}
-import logging, os
+import logging, os, time
 
 def bench_passed_last_time():
     return good()
@@ -28,10 +28,29 @@ def bench_failed_last_time():
     return good()
 
 def bench_pid():
-    raise ValueError(f"process {{os.getpid()}}")
+    pytest.skip(f"process {{os.getpid()}} in {{os.path.basename(os.getcwd())}}")
+
+def bench_patches_the_clock():
+    own = time.perf_counter_ns
+    time.perf_counter_ns = lambda: -own()
+    return good()
+
+def bench_moves_away():
+    os.chdir("/")
+    pytest.skip("elsewhere")
 
 def bench_interrupts():
     raise KeyboardInterrupt
+
+def bench_ends_pytest():
+    pytest.exit("enough")
+
+@pytest.fixture
+def interrupting():
+    raise KeyboardInterrupt
+
+def bench_interrupts_in_a_fixture(interrupting):
+    return good()
 
 def bench_hangs():
     def spin(device):
@@ -90,10 +109,28 @@ def fault(pool: Pool, name: str, limit_s: float = LIMIT_S) -> str:
 
 def test_worker_is_used_again_and_replaced_when_it_is_gone(pool: Pool) -> None:
     first = fault(pool, "bench_pid")
-    assert first.startswith("ValueError: process ")
-    assert fault(pool, "bench_pid") == first
-    assert fault(pool, "bench_interrupts") == "the worker process ended with exit code 2"
+    assert first.startswith("process ")
+    assert fault(pool, "bench_moves_away") == "elsewhere"
+    assert fault(pool, "bench_pid") == first, "the same process, in the same folder"
+    assert fault(pool, "bench_patches_the_clock").endswith("the clock ran backwards or stood still")
     assert fault(pool, "bench_pid") != first
+
+
+@pytest.mark.parametrize(
+    ("case", "reason", "line"),
+    [
+        ("bench_interrupts", "the case raised KeyboardInterrupt", "raise KeyboardInterrupt"),
+        ("bench_ends_pytest", "the case called pytest.exit: enough", 'pytest.exit("enough")'),
+        ("bench_interrupts_in_a_fixture", "the case raised KeyboardInterrupt", ""),
+    ],
+)
+def test_case_that_would_end_pytest_ends_itself_alone(pool: Pool, case: str, reason: str, line: str) -> None:
+    result = ask(pool, case)
+    assert isinstance(result, Failure)
+    assert (result.outcome, result.reason) == (Outcome.ERROR, reason)
+    assert line in result.traceback
+    assert "perfsuite" not in result.traceback
+    assert "pluggy" not in result.traceback
 
 
 def test_case_that_the_worker_does_not_know_is_an_error(pool: Pool) -> None:
@@ -117,7 +154,7 @@ def test_stacks_of_a_hang_are_told_whatever_pytest_captures(pool: Pool) -> None:
 
 def test_case_that_closes_the_channel_ends_its_worker_alone(pool: Pool) -> None:
     assert fault(pool, "bench_closes_what_is_not_its_own").startswith("the worker process ended")
-    assert fault(pool, "bench_pid").startswith("ValueError: process ")
+    assert fault(pool, "bench_pid").startswith("process ")
 
 
 def test_worker_leaves_the_sessions_files_alone(project: Project, pool: Pool) -> None:

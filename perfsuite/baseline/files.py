@@ -154,13 +154,17 @@ def render(case_file: CaseFile) -> str:
     return "".join(lines)
 
 
+DEFAULTS = (("calls", 1), ("threads", 1))
+"""What most rows have, and no line says."""
+
+
 def _row_text(key: str, row: Row, case_file: CaseFile) -> str:
     """A row's line, as it was or written anew, below its comments."""
     fields = {name: getattr(row, name) for name in row.__struct_fields__}
     stored = {
         name: value
         for name, value in fields.items()
-        if value is not None and value != {} and (name, value) != ("calls", 1)
+        if value is not None and value != {} and (name, value) not in DEFAULTS
     }
     line = case_file.lines.get(key) or f"{_value(key)} = {_value(stored)}\n"
     return case_file.comments.get(key, "") + line

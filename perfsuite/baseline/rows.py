@@ -44,6 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     nbytes: Count | None = None
     wire_bytes: Count = 0
     calls: Count = 1
+    threads: Count = 1
     dtype: str | None = None
     flop_convention: str | None = None
     launch: str | None = None
@@ -71,6 +72,7 @@ class Declared:
     nbytes: int | None
     wire_bytes: int
     calls: int
+    threads: int
     dtype: str | None
     precision: Mapping[str, str | bool]
     flop_convention: str | None

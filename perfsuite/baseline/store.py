@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -142,16 +143,54 @@ def _replace(path: Path, text: str | None) -> bool:
 
 
 def toml_files(folder: Path) -> list[Path]:
-    """Every baseline file below ``folder``, sorted; a FileError for a part of it that cannot be listed."""
-    if not folder.exists():
-        return []
+    """Every baseline file below ``folder``, sorted; none where it is missing.
+
+    A FileError for whatever else could hold baselines and cannot be read: it must not pass for "no baseline".
+    """
     try:
+        if not (_is_folder(folder.parent) and _is_named_so(folder) and _is_folder(folder)):
+            return []
         found = [
-            Path(root) / name for root, _, names in os.walk(folder, onerror=_raise, followlinks=True) for name in names
+            Path(root) / name
+            for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True)
+            for name in (*folders, *names)
         ]
     except OSError as error:
         raise FileError(f"{error.filename}: cannot be listed: {error.strerror}") from None
-    return sorted(path for path in found if path.suffix == ".toml")
+    return sorted(path for path in found if path.suffix.lower() == ".toml" and _is_file(path))
+
+
+def _is_folder(path: Path) -> bool:
+    """False where nothing has the name; a FileError where something that is no folder has it."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    if not path.is_dir():
+        raise FileError(f"{path}: cannot be listed: Not a directory; move away what has the name of the baselines")
+    return True
+
+
+def _is_named_so(folder: Path) -> bool:
+    """Whether ``folder`` is there; a FileError where its name is there in other letters."""
+    names = os.listdir(folder.parent)  # noqa: PTH208 - iterdir names no file in its error on Python 3.11
+    other = next((name for name in names if name.lower() == folder.name.lower() and name != folder.name), None)
+    if other is not None:
+        raise FileError(f"{folder.parent / other}: the SKU is written {folder.name!r}; rename the folder")
+    return folder.name in names
+
+
+def _is_file(path: Path) -> bool:
+    """True, or a FileError: a folder is never opened, and a pipe would never end."""
+    if path.suffix != ".toml":
+        raise FileError(f"{path}: baseline files end in .toml; rename it")
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{path}: is not a regular file; move it away or restore it from version control")
+    return True
 
 
 def _raise(error: OSError) -> None:
@@ -162,6 +201,7 @@ def _raise(error: OSError) -> None:
 def skus(directory: Path) -> list[str]:
     """The SKUs that have a folder below ``directory``; a FileError where there is no such folder."""
     try:
-        return sorted(path.name for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+        named = [path for path in directory.iterdir() if not path.name.startswith(".")]
     except OSError as error:
         raise FileError(f"{directory}: cannot be listed: {error.strerror}; name the baselines' folder") from None
+    return sorted(path.name for path in named if not path.is_file() and _is_folder(path))

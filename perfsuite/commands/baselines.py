@@ -14,8 +14,9 @@ from rich.text import Text
 
 from perfsuite.baseline import Baselines, Change, Kind, Row, Store, compare, missing, skus, split_node_id
 from perfsuite.baseline.trees import Tree, load_folder, load_revision
-from perfsuite.commands.collect import Collection, collect
+from perfsuite.commands.collect import find_project
 from perfsuite.commands.console import output
+from perfsuite.commands.scope import Scope
 from perfsuite.errors import UsageError
 from perfsuite.missing import fixed_prefix
 
@@ -128,42 +129,33 @@ def _line(change: Change) -> str:
 
 @app.command()
 def prune(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PATH]...", help="Case files and folders to look at.")
+    ] = None,
     directory: Directory = DEFAULT,
-    cases: Annotated[Path, typer.Option("--cases", metavar="DIR", help="The folder of the cases.")] = Path("cases"),
+    cases: Annotated[Path | None, typer.Option("--cases", metavar="PATH", help="One more file or folder.")] = None,
     sku: Sku = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and leave it.")] = False,
 ) -> None:
-    """Remove the rows whose case does not exist any more. Nothing is removed unless all cases can be collected."""
+    """Remove the rows whose case does not exist any more. Nothing is removed unless all cases can be collected.
+
+    Without a PATH: the folder of perf_cases, else the files that the rows name.
+    """
     chosen = _chosen(sku, skus(directory), directory)
-    collection = collect(cases)
-    folder, prefix = _relative(cases, Path(collection.root)), fixed_prefix(collection.patterns)
+    project = find_project()
+    prefix = fixed_prefix(project.patterns)
+    stores = [Store(directory=directory, sku=name, prefix=prefix) for name in chosen]
+    loaded = {store.sku: store.load() for store in stores}
+    stored = {split_node_id(node_id)[0] for baselines in loaded.values() for node_id in baselines.rows}
+    named = [*(paths or ()), *([] if cases is None else [cases])]
+    collection = Scope.of(named, stored, project).collected()
     console = output()
     count = 0
-    for name in chosen:
-        store = Store(directory=directory, sku=name, prefix=prefix)
-        gone = _gone(store.load(), collection, folder)
+    for store in stores:
+        gone = missing(loaded[store.sku].rows, collection.items, set(collection.files))
         if not dry_run:
             store.update({}, {}, remove=gone)
         for node_id in gone:
-            console.print(Text(f"{'would remove' if dry_run else 'removed'} {name}: {node_id}"), soft_wrap=True)
+            console.print(Text(f"{'would remove' if dry_run else 'removed'} {store.sku}: {node_id}"), soft_wrap=True)
         count += len(gone)
     console.print(f"{count} {'row' if count == 1 else 'rows'} without a case")
-
-
-def _relative(cases: Path, root: Path) -> str:
-    """The cases' folder as node ids begin with it: relative to pytest's root folder."""
-    try:
-        folder = cases.resolve().relative_to(root.resolve())
-    except ValueError:
-        raise UsageError(
-            f"--cases {cases}: lies outside pytest's root folder {root}; run this where pytest runs"
-        ) from None
-    return f"{folder.as_posix()}/" if folder.parts else ""
-
-
-def _gone(baselines: Baselines, collection: Collection, folder: str) -> tuple[str, ...]:
-    """The ids whose case file is gone, or was collected whole without them."""
-    stored = {split_node_id(node_id)[0] for node_id in baselines.rows}
-    deleted = {file for file in stored if file.startswith(folder) and not (Path(collection.root) / file).exists()}
-    whole = (set(collection.files) | deleted) - set(collection.skipped)
-    return missing(baselines.rows, collection.items, {file for file in whole if file.startswith(folder)})

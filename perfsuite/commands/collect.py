@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -15,39 +17,64 @@ from perfsuite.errors import FileError, UsageError
 
 TIMEOUT_S = 600.0
 
+_Answer = TypeVar("_Answer")
 
-class Collection(msgspec.Struct, frozen=True, kw_only=True):
-    """What pytest found: its root folder, the patterns of ``perf_cases``, the ids of all items, the files that it
-    collected, and those of which it skipped a part.
-    """
+
+class Project(msgspec.Struct, frozen=True, kw_only=True):
+    """What pytest says of the folder it is started in: its root folder, and the patterns of ``perf_cases``."""
 
     root: str
     patterns: tuple[str, ...] = ()
+
+
+class Collection(msgspec.Struct, frozen=True, kw_only=True):
+    """What pytest found: the ids of all items, the files that it collected, and those of which it skipped a part."""
+
     items: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
 
 
-def collect(cases: Path) -> Collection:
-    """Every case below ``cases``, deselected ones too; a UsageError where any part of it cannot be collected."""
+def find_project() -> Project:
+    """The project that pytest would find from here; a UsageError where it finds none that it can use."""
+    with tempfile.TemporaryDirectory(prefix="perfsuite-") as folder:
+        output = Path(folder) / "project.json"
+        result = _run([f"--found-project={output}"], "the project")
+        if result.returncode != pytest.ExitCode.OK:
+            raise UsageError(f"pytest cannot be run here (exit {result.returncode}): {_last_line(result)}")
+        return _read(output, Project)
+
+
+def collect(cases: Sequence[Path], project: Project) -> Collection:
+    """Every case of the files and folders ``cases`` in files that match a pattern, deselected ones too.
+
+    A UsageError where any part of it cannot be collected, and where there is no file at all.
+    """
+    root = Path(project.root)
+    names = " ".join(str(path) for path in cases)
     with tempfile.TemporaryDirectory(prefix="perfsuite-") as folder:
         output = Path(folder) / "collected.json"
-        plugins = ["-p", "perfsuite.plugin", "-p", __name__]
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *plugins, f"--collected-cases={output}"]
-        result = _run([*command, str(cases)], cases)
-        if result.returncode != pytest.ExitCode.OK:
+        settings = (f"--rootdir={root}", "-o", f"perf_cases={shlex.join(project.patterns)}")
+        result = _run([*settings, f"--collected-cases={output}", *(str(path) for path in cases)], names)
+        found = _read(output, Collection) if output.exists() else Collection()
+        # Files that hold no case any more are an answer too; a folder without files is more likely a wrong name.
+        empty = result.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and any(
+            (root / file).is_file() for file in (*found.files, *found.skipped)
+        )
+        if result.returncode != pytest.ExitCode.OK and not empty:
             raise UsageError(
-                f"{cases}: pytest could not collect the cases (exit {result.returncode}): {_last_line(result)}; "
-                f"see pytest --collect-only {cases}"
+                f"{names}: pytest could not collect the cases (exit {result.returncode}): {_last_line(result)}; "
+                f"see pytest --collect-only {names}"
             )
-        return _read(output)
+        return found
 
 
-def _run(command: list[str], cases: Path) -> subprocess.CompletedProcess[str]:
+def _run(arguments: Sequence[str], names: str) -> subprocess.CompletedProcess[str]:
     """The child's output, its errors among it."""
+    plugins = ("-p", "perfsuite.plugin", "-p", __name__)
     try:
         return subprocess.run(
-            command,
+            [sys.executable, "-m", "pytest", "--collect-only", "-q", *plugins, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -57,7 +84,7 @@ def _run(command: list[str], cases: Path) -> subprocess.CompletedProcess[str]:
         )
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"{cases}: collecting the cases took over {TIMEOUT_S:.0f} s; see pytest --collect-only"
+            f"{names}: collecting the cases took over {TIMEOUT_S:.0f} s; see pytest --collect-only"
         ) from None
 
 
@@ -67,12 +94,12 @@ def _last_line(result: subprocess.CompletedProcess[str]) -> str:
     return lines[-1] if lines else "no output"
 
 
-def _read(path: Path) -> Collection:
+def _read(path: Path, kind: type[_Answer]) -> _Answer:
     """What the child wrote down."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Collection)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
-        raise FileError(f"{path}: the list of collected cases cannot be read: {error}") from None
+        raise FileError(f"{path}: pytest's answer cannot be read: {error}") from None
 
 
 class Collector:
@@ -102,8 +129,6 @@ class Collector:
         """Write it all down."""
         files, skipped = tuple(dict.fromkeys(self._files)), tuple(dict.fromkeys(self._skipped))
         collection = Collection(
-            root=str(session.config.rootpath),
-            patterns=tuple(session.config.getini("perf_cases")),
             items=self._items,
             files=files,
             skipped=skipped,
@@ -114,6 +139,18 @@ class Collector:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where to write."""
     parser.addoption("--collected-cases", help="file that the collected cases are written to as JSON")
+    parser.addoption("--found-project", help="file that the project is written to as JSON; nothing is collected")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Write the project down, if that is all that is asked for."""
+    output = config.getoption("--found-project")
+    if not output:
+        return None
+    project = Project(root=str(config.rootpath), patterns=tuple(config.getini("perf_cases")))
+    Path(output).write_bytes(msgspec.json.encode(project))
+    return int(pytest.ExitCode.OK)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,16 +12,24 @@ import msgspec
 
 from perfsuite.hardware.catalogue import Hardware
 from perfsuite.measure import ceiling
-from perfsuite.measure.check import DisagreementError, NotANumberError, check_agreement, check_numbers
+from perfsuite.measure.check import (
+    DisagreementError,
+    NotANumberError,
+    NotBuiltError,
+    check_agreement,
+    check_numbers,
+    parts_of,
+)
 from perfsuite.measure.clock import Clock, ClockFaultError, Step
 from perfsuite.measure.conditions import device_conditions, host_conditions, host_disturbance, host_snapshot
 from perfsuite.measure.control import Control, control_for, memmove_control, read_control
 from perfsuite.measure.drill import filler_for, make_drill
+from perfsuite.measure.isolation import isolation
 from perfsuite.measure.launch import capture, graph_steps, launch_mode
 from perfsuite.measure.measurement import CeilingSample, ControlSummary, Measurement, Overhead, TimeSummary
 from perfsuite.measure.memory import peak_memory_bytes
 from perfsuite.measure.metric import metric_of
-from perfsuite.measure.precision import precision
+from perfsuite.measure.precision import PrecisionChangedError, precision, precision_flags, refuse_change
 from perfsuite.measure.sampler import MIN_SAMPLES, Budget, Samples, StopRule, Subject, TooSlowError, sample
 from perfsuite.measure.stats import Interval, median_interval
 from perfsuite.units import format_bytes, format_si, format_time_us, s_to_us
@@ -31,6 +39,7 @@ from perfsuite.workloads.base import Target, Work, Workload
 CACHE_RESIDENT_BYTES = 32 * 1024**2
 L2_ROTATIONS = 4
 MAX_COPIES = 64
+_FAULTS = (NotBuiltError, NotANumberError, PrecisionChangedError, ClockFaultError, TooSlowError)
 
 
 class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,15 +84,14 @@ def attempt(
     """
     __tracebackhide__ = True
     work = workload.work()
-    with precision(workload.dtype, bench.target.backend) as held:
+    with precision(workload.dtype):
         if reason := _why_skip(workload, work, spec, bench):
             return Failure(outcome=Outcome.SKIPPED, reason=reason)
-        flags = {**held, "fill": workload.fill}
         try:
-            return _Attempt(workload=workload, work=work, spec=spec, bench=bench, flags=flags).run(progress)
+            return _Attempt(workload=workload, work=work, spec=spec, bench=bench).run(progress)
         except DisagreementError as error:
             return Failure(outcome=Outcome.INCORRECT, reason=str(error))
-        except (NotANumberError, ClockFaultError, TooSlowError) as error:
+        except _FAULTS as error:
             return Failure(outcome=Outcome.ERROR, reason=str(error))
 
 
@@ -157,14 +165,22 @@ class _Attempt:
     work: Work
     spec: AttemptSpec
     bench: Bench
-    flags: dict[str, str | bool]
 
     def run(self, progress: Callable[[int, Interval], None] | None) -> Measurement:
-        """Build, check, sample, sum up."""
+        """Build, check, sample, check again; summed up, and ceilings probed, without what the case has set."""
+        __tracebackhide__ = True
+        start_s = self.bench.clock.now_s()
+        with isolation():
+            sampled = self._sampled(progress)
+        return self._summary(sampled, start_s)
+
+    def _sampled(self, progress: Callable[[int, Interval], None] | None) -> _Sampled:
+        """All that runs the case's own code."""
         __tracebackhide__ = True
         clock = self.bench.clock
         start_s = clock.now_s()
-        steps = self._build_checked()
+        steps, reference = self._build_checked()
+        in_force = precision_flags(self.bench.target.backend)
         flops = self._flops(steps[0])
         build_s = clock.now_s() - start_s
         metric = metric_of(
@@ -175,13 +191,38 @@ class _Attempt:
         launched = _launched(steps, launch)
         control = self._control(metric, flops)
         samples, conditions = self._sample(launched, metric, flops, control, progress)
-        return self._summary(samples, conditions, metric, flops, control, launched.mode, peak_bytes, start_s, build_s)
+        refuse_change(in_force, precision_flags(self.bench.target.backend))
+        self._check_again(steps[0], reference, samples)
+        return _Sampled(
+            samples=samples,
+            conditions=conditions,
+            metric=metric,
+            launch=launched.mode,
+            precision={**in_force, "fill": self.workload.fill},
+            flops=flops,
+            control=control,
+            peak_bytes=peak_bytes,
+            build_s=build_s,
+        )
 
-    def _build_checked(self) -> list[Step]:
-        """Build, run once, compare with the reference, and look for NaN; on GPUs with copies that exceed L2."""
+    def _build_checked(self) -> tuple[list[Step], Step | None]:
+        """Build and check; the step, on GPUs with copies that exceed L2, and its reference."""
         __tracebackhide__ = True
-        built = self.workload.build(self.bench.torch_device)
-        step, reference = built if isinstance(built, tuple) else (built, None)
+        step, reference = parts_of(self.workload.build(self.bench.torch_device))
+        self._check(step, reference)
+        return [step, *self._copies()], reference
+
+    def _check_again(self, step: Step, reference: Step | None, samples: Samples) -> None:
+        """A step may be right at first, and wrong once it has run often."""
+        __tracebackhide__ = True
+        try:
+            self._check(step, reference)
+        except (NotANumberError, DisagreementError) as error:
+            raise type(error)(f"after {len(samples.case_s) + samples.dropped} samples: {error}") from None
+
+    def _check(self, step: Step, reference: Step | None) -> None:
+        """Run the step once, look for NaN, and compare with the reference."""
+        __tracebackhide__ = True
         result = step()
         self.bench.clock.finish()
         check_numbers(result)
@@ -192,7 +233,6 @@ class _Attempt:
                 rtol=getattr(self.workload, "rtol", None),
                 atol=getattr(self.workload, "atol", None),
             )
-        return [step, *self._copies()]
 
     def _copies(self) -> list[Step]:
         """Enough further copies of the step that none of them is still in L2 when its turn comes again."""
@@ -200,8 +240,7 @@ class _Attempt:
         if self.bench.has_control or not l2_bytes or not nbytes:
             return []
         copies = min(math.ceil(L2_ROTATIONS * l2_bytes / nbytes), MAX_COPIES)
-        built = (self.workload.build(self.bench.torch_device) for _ in range(copies - 1))
-        return [other[0] if isinstance(other, tuple) else other for other in built]
+        return [parts_of(self.workload.build(self.bench.torch_device))[0] for _ in range(copies - 1)]
 
     def _flops(self, step: Step) -> int:
         """Declared FLOPs, or counted ones where the case declares none."""
@@ -270,19 +309,10 @@ class _Attempt:
         """ln(work / control work): what turns a ratio of times into one of rates."""
         return math.log(self._rate_work(metric, flops)) - (math.log(control.work) if control else 0.0)
 
-    def _summary(
-        self,
-        samples: Samples,
-        conditions: dict[str, Any],
-        metric: str,
-        flops: int,
-        control: Control | None,
-        launch: str,
-        peak_bytes: int | None,
-        start_s: float,
-        build_s: float,
-    ) -> Measurement:
+    def _summary(self, sampled: _Sampled, start_s: float) -> Measurement:
         """Medians and intervals of the samples, and where the wall time went."""
+        samples, conditions, control = sampled.samples, sampled.conditions, sampled.control
+        metric, flops = sampled.metric, sampled.flops
         disturbed = self._disturbance(samples, conditions)
         offset = self._offset(metric, flops, control)
         y = median_interval([ratio + offset for ratio in samples.ratios()] or [math.nan])
@@ -292,8 +322,8 @@ class _Attempt:
             workload=self.workload.describe(),
             dtype=self.workload.dtype,
             metric=metric,
-            launch=launch,
-            precision=self.flags,
+            launch=sampled.launch,
+            precision=sampled.precision,
             flops=flops,
             flops_by_dtype=dict(self.work.flops_by_dtype) or {self.workload.dtype: flops},
             flop_convention=self.work.flop_convention,
@@ -307,12 +337,12 @@ class _Attempt:
             durations_s=tuple(samples.case_s),
             control=summary,
             ceiling=self._ceiling(metric, control, summary),
-            peak_memory_bytes=peak_bytes,
+            peak_memory_bytes=sampled.peak_bytes,
             disturbed=disturbed,
             conditions=conditions,
             overhead=Overhead(
                 wall_s=self.bench.clock.now_s() - start_s,
-                build_s=build_s,
+                build_s=sampled.build_s,
                 warmup_s=samples.warmup_s,
                 timed_s=samples.timed_s,
                 control_s=samples.control_wall_s,
@@ -369,6 +399,21 @@ class _Attempt:
         if control is None or summary is None or dtype not in ceiling.NUMPY_DTYPES:
             return best
         return ceiling.better(best, ceiling.from_control(control, summary.rate_per_s, key=best.key))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sampled:
+    """What an attempt's phases found, before it is summed up."""
+
+    samples: Samples
+    conditions: dict[str, Any]
+    metric: str
+    launch: str
+    precision: dict[str, str | bool]
+    flops: int
+    control: Control | None
+    peak_bytes: int | None
+    build_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from perfsuite.measure.clock import Step
+
 
 class NotANumberError(Exception):
     """A step's result holds NaN."""
@@ -12,6 +14,22 @@ class NotANumberError(Exception):
 
 class DisagreementError(Exception):
     """A step's result and its reference's differ."""
+
+
+class NotBuiltError(Exception):
+    """What ``build`` returned is neither a step nor a step and its reference."""
+
+
+def parts_of(built: object) -> tuple[Step, Step | None]:
+    """The step and, where there is one, its reference; a NotBuiltError where ``built`` is something else."""
+    if callable(built):
+        return built, None
+    shown = type(built).__name__
+    if isinstance(built, tuple):
+        if len(built) == 2 and all(map(callable, built)):
+            return built
+        shown = f"({', '.join(type(part).__name__ for part in built)})"
+    raise NotBuiltError(f"build returned {shown}: return the step, or (step, reference), both callable")
 
 
 def check_numbers(result: object) -> None:

@@ -23,7 +23,7 @@ ADVICE = {
     Outcome.BELOW_FLOOR: "Make it faster, or change the floor in its perf marker.",
     Outcome.REGRESSED: 'Undo the loss, or accept it with --perf-update-baselines --perf-accept "why".',
     Outcome.INCONCLUSIVE: "Run it again on a quieter machine, or let it sample longer with --perf-budget.",
-    Outcome.MISSING: "Bring the case back, or remove its row with perfsuite baselines prune.",
+    Outcome.MISSING: "If the case was not meant to go, bring it back.",
 }
 DRILL_ADVICE = "Nothing to repair: the drill put the extra work there."
 
@@ -62,7 +62,9 @@ def _sentences(record: Record) -> list[str]:
 
 
 def _sentence(text: str) -> str:
-    return f"{text.rstrip('.')}." if text else "No reason was given."
+    if not text:
+        return "No reason was given."
+    return text if text.endswith(("?", "!")) else f"{text.rstrip('.')}."
 
 
 def _against(record: Record, baseline: BaselinePart) -> list[str]:

@@ -9,9 +9,11 @@ from types import TracebackType
 
 import pytest
 
+from perfsuite.measure.isolation import isolation
+from perfsuite.measure.measurement import Measurement
 from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.protocol import WorkerConfig
-from perfsuite.workers.serve import Server, result_key
+from perfsuite.workers.serve import Server, ending, result_key
 from perfsuite.workloads.base import Workload
 
 _OWNED_BY_THE_SESSION = ("xmlpath", "basetemp", "htmlpath", "pastebin", "report_log", "json_report_file")
@@ -52,16 +54,24 @@ class WorkerPlugin:
         """Call the case with its fixtures and measure the workload that it returns."""
         __tracebackhide__ = True
         try:
-            workload = _call(pyfuncitem)
-            pyfuncitem.stash[result_key] = (
-                self._server.measure(workload)
-                if isinstance(workload, Workload)
-                else Failure(outcome=Outcome.ERROR, reason=not_a_workload(pyfuncitem.name, workload))
+            pyfuncitem.stash[result_key] = self._measured(pyfuncitem)
+        except (KeyboardInterrupt, pytest.exit.Exception) as error:  # passed on, it would end the worker
+            pyfuncitem.stash[result_key] = Failure(
+                outcome=Outcome.ERROR, reason=ending(error), traceback=_user_traceback(error)
             )
         except BaseException as error:
             error.__traceback__ = without_own_frames(error.__traceback__)
             raise
         return True
+
+    def _measured(self, item: pytest.Function) -> Measurement | Failure:
+        """What came of a case, whose function may set things for the process too."""
+        __tracebackhide__ = True
+        with isolation():
+            workload = _call(item)
+            if not isinstance(workload, Workload):
+                return Failure(outcome=Outcome.ERROR, reason=not_a_workload(item.name, workload))
+            return self._server.measure(workload)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -97,6 +107,12 @@ def without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
     for each in reversed(entries):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept or traceback
+
+
+def _user_traceback(error: BaseException) -> str:
+    """The traceback as pytest writes it, without our frames."""
+    error.__traceback__ = without_own_frames(error.__traceback__)
+    return str(pytest.ExceptionInfo.from_exception(error).getrepr(style="short"))
 
 
 def not_a_workload(case: str, value: object) -> str:

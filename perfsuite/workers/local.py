@@ -25,6 +25,7 @@ from perfsuite.measure.attempt import AttemptSpec
 from perfsuite.measure.measurement import Measurement
 from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.bench import cpu_environment
+from perfsuite.workers.descendants import Descendants
 from perfsuite.workers.protocol import (
     ENVIRONMENT_VARIABLE,
     Channel,
@@ -47,6 +48,7 @@ _MAIN = (
     "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 )
 _FRAME = re.compile(r'^\s*File "(.*)", line \d+ in ')
+_PROFILER_NOTE = re.compile(r"USDT:.*\] profiler_(?:start|stop)$")
 _MACHINERY = ("/pluggy/", "/_pytest/", f"{Path(__file__).parents[1]}/", "<string>", "<frozen ")
 _WARD = "read -r _; kill -KILL -{group} 2>/dev/null"
 
@@ -170,6 +172,10 @@ class LocalWorker:
         hint = " (the system ran out of memory?)" if -code == signal.SIGKILL else ""
         return f"the worker process was ended by {name}{hint}"
 
+    def _descendants(self) -> Descendants:
+        """What the worker has started and not left to others: looked for while it lives, its end gives them away."""
+        return Descendants(self._process.pid if self.alive else None)
+
     def _printed_bytes(self) -> int:
         """How much the worker has printed; the file's offset is the worker's too, and stays where it is."""
         return os.fstat(self._log.fileno()).st_size
@@ -193,16 +199,20 @@ class LocalWorker:
         return self._tail()
 
     def stop(self) -> None:
-        """Let the worker end by itself, and end it and its children if it does not."""
+        """Let the worker end by itself; what it has started, and does not end, is ended."""
+        started = self._descendants()
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=STOP_LIMIT_S)
         self.kill()
+        started.kill()
 
     def kill(self) -> None:
-        """End the worker and every process in its group, and wait until it is gone."""
+        """End the worker, every process in its group and what it has started in others, and wait until it is gone."""
+        started = self._descendants()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        started.kill()
         self._process.wait()
         self._ward.kill()
         self._ward.wait()
@@ -218,8 +228,9 @@ class LocalWorker:
 
 
 def _readable(lines: list[str]) -> list[str]:
-    """Python's dump of its stacks without pytest's frames, ours and the list of extension modules."""
-    found = ((line, _FRAME.match(line)) for line in lines if not line.startswith("Extension modules:"))
+    """Python's dump of its stacks without pytest's frames, ours, the list of modules, and notes of our profiler."""
+    said = (_PROFILER_NOTE.sub("", line) for line in lines if _PROFILER_NOTE.fullmatch(line) is None)
+    found = ((line, _FRAME.match(line)) for line in said if not line.startswith("Extension modules:"))
     return [line for line, frame in found if frame is None or not any(part in frame[1] for part in _MACHINERY)]
 
 

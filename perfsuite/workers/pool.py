@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from perfsuite.measure.attempt import AttemptSpec
 from perfsuite.measure.measurement import Measurement
-from perfsuite.verdict import Failure
+from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.local import Launch, LocalWorker
 from perfsuite.workers.protocol import Progress
 
@@ -38,10 +38,13 @@ class Pool:
     def measure(
         self, case: str, spec: AttemptSpec, *, limit_s: float, progress: Callable[[Progress], None]
     ) -> Measurement | Failure:
-        """One attempt of one case in the current worker."""
+        """One attempt of one case in the current worker, which ends after an ERROR: who knows what the case left."""
         self.start()
         assert self._worker is not None
-        return self._worker.measure(case, spec, limit_s=limit_s, progress=progress)
+        result = self._worker.measure(case, spec, limit_s=limit_s, progress=progress)
+        if isinstance(result, Failure) and result.outcome is Outcome.ERROR:
+            self.fresh()
+        return result
 
     def close(self) -> None:
         """End the current worker and everything that it started, at once."""

@@ -65,10 +65,13 @@ class Server:
     def _answer(self, item: pytest.Item, spec: AttemptSpec) -> Done | Failed:
         """Run the item through pytest's own protocol, so that fixtures work, and read what was left in its stash."""
         self._spec, self._reports = spec, []
-        if fault := self._leave(item):
-            return Failed(outcome=Outcome.ERROR, reason=fault)
         assert isinstance(item.parent, pytest.Collector)
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=rest_of(item.parent))
+        try:
+            if fault := self._leave(item):
+                return Failed(outcome=Outcome.ERROR, reason=fault)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=rest_of(item.parent))
+        except (KeyboardInterrupt, pytest.exit.Exception) as error:
+            return Failed(outcome=Outcome.ERROR, reason=ending(error))  # of a fixture; the case's own is in the stash
         for report in self._reports:
             if report.failed:
                 return Failed(outcome=Outcome.ERROR, reason=_crash_line(report), traceback=report.longreprtext)
@@ -108,13 +111,25 @@ class Server:
         self._reports.append(report)
 
 
+def ending(error: BaseException) -> str:
+    """What to say of an exception that would end pytest."""
+    if isinstance(error, pytest.exit.Exception):
+        return f"the case called pytest.exit: {error.msg}"
+    return f"the case raised {type(error).__name__}"
+
+
 def _crash_line(report: pytest.TestReport) -> str:
     """The exception as one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else report.longreprtext
+    text = crash.message if crash is not None else _said(report.longreprtext)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = re.sub(r"^(Failed|perfsuite\.errors\.\w+): ", "", lines[0]) if lines else "failed without a message"
     return f"out of memory: {line}" if _is_out_of_memory(text) else line
+
+
+def _said(text: str) -> str:
+    """Of a failure without an exception, such as a missing fixture, the lines that pytest marks as its message."""
+    return "\n".join(re.findall(r"^E\s+(.*)$", text, re.MULTILINE)) or text
 
 
 def _is_out_of_memory(text: str) -> bool:
