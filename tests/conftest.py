@@ -16,6 +16,7 @@ settings.load_profile("perfsuite")
 
 @pytest.fixture(autouse=True)
 def _isolated_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("PERFSUITE_")]:
+    # Inner sessions are not xdist's: pytest-benchmark would switch itself off in them.
+    for name in [name for name in os.environ if name.startswith(("PERFSUITE_", "PYTEST_XDIST_"))]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
