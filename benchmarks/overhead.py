@@ -1,8 +1,9 @@
 """What the harness costs, and whether its times are those of other timers.
 
-Prints, for steps of 5 ms and more, the share of an attempt's sampling that is neither timed region, build, warm-up nor
-control; then the paired ratio of our median to pytest-benchmark's and to torch.utils.benchmark's for the same step, in
-one process and in turns, with a 95 % bootstrap interval. Run it as `.venv/bin/python benchmarks/overhead.py`.
+Prints, for steps of 5 ms and more, the share of an attempt's sampling that is neither timed region, build (with the
+checks before sampling and the peak-memory pass), warm-up nor control; then the paired ratio of our median to
+pytest-benchmark's and to torch.utils.benchmark's for the same step, in one process and in turns, with a 95 % bootstrap
+interval. Run it as `.venv/bin/python benchmarks/overhead.py`.
 """
 
 from __future__ import annotations

@@ -182,7 +182,6 @@ class _Attempt:
         steps, reference = self._build_checked()
         in_force = precision_flags(self.bench.target.backend)
         flops = self._flops(steps[0])
-        build_s = clock.now_s() - start_s
         metric = metric_of(
             self.workload, flops, self.work.nbytes, backend=self.bench.target.backend, hardware=self.bench.hardware
         )
@@ -190,6 +189,7 @@ class _Attempt:
         launch = launch_mode(metric, flops, self.work.nbytes, self.workload.dtype, self.bench.hardware)
         launched = _launched(steps, launch)
         control = self._control(metric, flops)
+        build_s = clock.now_s() - start_s
         samples, conditions = self._sample(launched, metric, flops, control, progress)
         refuse_change(in_force, precision_flags(self.bench.target.backend))
         self._check_again(steps[0], reference, samples)

@@ -39,7 +39,11 @@ class CeilingSample(_Part, frozen=True, kw_only=True):
 
 
 class Overhead(_Part, frozen=True, kw_only=True):
-    """Where the wall time of an attempt went, in seconds."""
+    """Where the wall time of an attempt went, in seconds.
+
+    ``build_s`` is all that comes before the first sample but warm-up: building and checking the step, counting FLOPs,
+    the peak-memory pass, capturing graphs, making the control. The check after the last sample is in ``wall_s`` alone.
+    """
 
     wall_s: float
     build_s: float
