@@ -36,7 +36,7 @@ KNOWN_TO_FIT = 4
 """A case with a baseline has fitted before: a slow moment of a measured ceiling must not skip it now."""
 MEMORY_SHARE = {"cpu": 0.5}
 """A host's memory is everybody's; a GPU's is the case's."""
-ACCEPTABLE = frozenset({Outcome.REGRESSED, Outcome.CHANGED, Outcome.INCONCLUSIVE})
+ACCEPTABLE = frozenset({Outcome.REGRESSED, Outcome.CHANGED})
 FRESH_HALF_WIDTH = 1 / 8
 """How narrow, as a share of the tolerance, the interval of an attempt in a fresh process has to be."""
 

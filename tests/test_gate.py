@@ -456,6 +456,12 @@ def test_nothing_is_accepted_before_it_is_measured_whole() -> None:
     assert outcome(one.run()) is Outcome.INCONCLUSIVE
 
 
+def test_a_reason_does_not_decide_what_noise_left_undecided() -> None:
+    """Only clean verdicts are written: one of three runs is as fast as ever."""
+    one = session(at(-0.12), at(-0.12), at(0.0), update_baselines=True, accept="why")
+    assert outcome(one.run()) is Outcome.INCONCLUSIVE
+
+
 def test_what_needs_no_reason_or_takes_none_is_not_accepted() -> None:
     """Work that is as fast as before, and a rate above the peak: 10^12 FLOP in 2 ms against 4 TFLOP/s."""
     same = session(*[at(0.0)] * 3, update_baselines=True, accept="why")
