@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from perfsuite.errors import CaseError
+from perfsuite.models import ModelShape
 
 BACKWARD = 2
 """A matmul's backward pass has two of the forward's size: one for each of its inputs."""
@@ -38,111 +39,136 @@ def attention_flops(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """A decoder-only transformer by its sizes; ``experts`` is 0 for a dense model.
+class FlopPart:
+    """FLOPs of one component of a step, by the convention `exact`.
 
-    ``gated`` MLPs (SwiGLU) have three matrices, others two. ``bias`` covers every linear layer and norm. ``tied``
-    models use one matrix as input embedding and output head. ``positions`` counts learned position embeddings.
+    ``recompute`` is what of the forward pass is done a second time; it counts for HFU alone. ``dtype`` is the data
+    type of the matmuls where it is not the workload's own. ``unmasked`` is the forward pass with no mask looked at,
+    where a mask keeps only a part: torch's flop counter counts that.
     """
 
-    layers: int
-    d_model: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    d_ff: int
-    vocab: int
-    gated: bool = True
-    bias: bool = False
-    tied: bool = False
-    positions: int = 0
-    experts: int = 0
-    active_experts: int = 0
+    name: str
+    forward: int
+    backward: int = 0
+    recompute: int = 0
+    dtype: str | None = None
+    unmasked: int | None = None
 
     @property
-    def attention_width(self) -> int:
-        """H x Q: what all query heads are wide together."""
-        return self.heads * self.head_dim
+    def model(self) -> int:
+        """What MFU counts."""
+        return self.forward + self.backward
 
     @property
-    def _projections(self) -> int:
-        """Weights of q, k, v and the output projection of one layer."""
-        return self.d_model * (2 * self.attention_width + 2 * self.kv_heads * self.head_dim)
-
-    @property
-    def _mlp(self) -> int:
-        """Weights of one MLP or one expert."""
-        return (3 if self.gated else 2) * self.d_model * self.d_ff
-
-    def matmul_weights(self, *, vocab: int | None = None) -> int:
-        """Weights that a token is multiplied with: active experts, router and output head, no look-ups."""
-        mlp = self._mlp * self.active_experts + self.d_model * self.experts if self.experts else self._mlp
-        return self.layers * (self._projections + mlp) + self.d_model * (vocab or self.vocab)
-
-    def parameters(self, *, active: bool = False) -> int:
-        """All parameters, or those that one token uses where only some experts are active."""
-        count = (self.active_experts if active else self.experts) or 1
-        mlp = count * self._mlp + self.d_model * self.experts
-        norms = (2 * self.layers + 1) * self.d_model * (2 if self.bias else 1)
-        tables = self.d_model * (self.vocab * (1 if self.tied else 2) + self.positions)
-        return self.layers * (self._projections + mlp + self._biases) + norms + tables
-
-    @property
-    def _biases(self) -> int:
-        """Biases of one layer's linear maps."""
-        if not self.bias:
-            return 0
-        qkv = self.attention_width + 2 * self.kv_heads * self.head_dim
-        return qkv + self.d_model + (2 if self.gated else 1) * self.d_ff + self.d_model
+    def counted(self) -> int:
+        """What torch's flop counter says on meta tensors: every pass, masks not looked at."""
+        passes = self.forward + self.backward + self.recompute
+        return passes if self.unmasked is None else passes * self.unmasked // self.forward
 
 
-MODELS = {
-    # Radford et al. 2019 and the released checkpoint: 124,439,808 parameters.
-    "gpt2-124m": ModelShape(
-        layers=12,
-        d_model=768,
-        heads=12,
-        kv_heads=12,
-        head_dim=64,
-        d_ff=3072,
-        vocab=50257,
-        gated=False,
-        bias=True,
-        tied=True,
-        positions=1024,
-    ),
-    # Brown et al. 2020 (arXiv:2005.14165), table 2.1.
-    "gpt3-175b": ModelShape(
-        layers=96,
-        d_model=12288,
-        heads=96,
-        kv_heads=96,
-        head_dim=128,
-        d_ff=49152,
-        vocab=50257,
-        gated=False,
-        bias=True,
-        tied=True,
-        positions=2048,
-    ),
-    # Touvron et al. 2023 (arXiv:2307.09288); 6,738,415,616 parameters.
-    "llama2-7b": ModelShape(layers=32, d_model=4096, heads=32, kv_heads=32, head_dim=128, d_ff=11008, vocab=32000),
-    # Grattafiori et al. 2024 (arXiv:2407.21783), table 3; 8,030,261,248 and 70,553,706,496 parameters.
-    "llama3-8b": ModelShape(layers=32, d_model=4096, heads=32, kv_heads=8, head_dim=128, d_ff=14336, vocab=128256),
-    "llama3-70b": ModelShape(layers=80, d_model=8192, heads=64, kv_heads=8, head_dim=128, d_ff=28672, vocab=128256),
-    # Jiang et al. 2024 (arXiv:2401.04088), table 1; 46,702,792,704 parameters.
-    "mixtral-8x7b": ModelShape(
-        layers=32,
-        d_model=4096,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        d_ff=14336,
-        vocab=32000,
-        experts=8,
-        active_experts=2,
-    ),
-}
+Parts = tuple[FlopPart, ...]
+
+
+def model_flops(parts: Iterable[FlopPart]) -> int:
+    """What MFU counts: forward and backward, nothing for what is recomputed."""
+    return sum(part.model for part in parts)
+
+
+def hardware_flops(parts: Iterable[FlopPart]) -> int:
+    """What HFU counts: recomputed FLOPs as well."""
+    return sum(part.model + part.recompute for part in parts)
+
+
+def flops_by_dtype(parts: Iterable[FlopPart], *, dtype: str) -> tuple[tuple[str, int], ...]:
+    """MFU's FLOPs of each data type, ``dtype`` where a part has none of its own; in the order of first use."""
+    found: dict[str, int] = {}
+    for part in parts:
+        key = part.dtype or dtype
+        found[key] = found.get(key, 0) + part.model
+    return tuple((key, flops) for key, flops in found.items() if flops)
+
+
+def linear_part(name: str, *, tokens: int, weights: int, dtype: str | None = None) -> FlopPart:
+    """A linear layer's forward pass: each token with each weight, a multiplication and an addition."""
+    return FlopPart(name=name, forward=2 * tokens * weights, dtype=dtype)
+
+
+def attention_part(*, batch: int, heads: int, q_len: int, kv_len: int, head_dim: int, causal: bool) -> FlopPart:
+    """Attention's two matmuls, forward."""
+    forward, full = (
+        attention_flops(batch=batch, heads=heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim, causal=masked)
+        for masked in (causal, False)
+    )
+    return FlopPart(name="attention", forward=forward, unmasked=full)
+
+
+def layer_parts(
+    shape: ModelShape,
+    *,
+    batch: int,
+    q_len: int,
+    kv_len: int | None = None,
+    routed: int | None = None,
+    router_dtype: str | None = None,
+) -> Parts:
+    """The forward pass of one layer on ``batch`` sequences of ``q_len`` tokens, the last of ``kv_len`` positions.
+
+    ``routed`` is how many (token, expert) pairs are computed in all; left out, every token's active experts are.
+    """
+    tokens = batch * q_len
+    attention = attention_part(
+        batch=batch,
+        heads=shape.heads,
+        q_len=q_len,
+        kv_len=q_len if kv_len is None else kv_len,
+        head_dim=shape.head_dim,
+        causal=True,
+    )
+    pairs = tokens * (shape.active_experts or 1) if routed is None else routed
+    router = (linear_part("router", tokens=tokens, weights=shape.router_weights, dtype=router_dtype),)
+    return (
+        linear_part("qkv", tokens=tokens, weights=shape.qkv_weights),
+        attention,
+        linear_part("attention_out", tokens=tokens, weights=shape.out_weights),
+        *(router if shape.experts else ()),
+        linear_part("mlp_up", tokens=pairs, weights=shape.mlp_up_weights),
+        linear_part("mlp_down", tokens=pairs, weights=shape.mlp_down_weights),
+    )
+
+
+def head_part(shape: ModelShape, *, tokens: int) -> FlopPart:
+    """The output head's forward pass on ``tokens`` tokens, tied or not."""
+    return linear_part("head", tokens=tokens, weights=shape.head_weights)
+
+
+def trained(parts: Iterable[FlopPart]) -> Parts:
+    """Forward parts with their backward passes: two matmuls for each of the forward's."""
+    return tuple(replace(part, backward=BACKWARD * part.forward) for part in parts)
+
+
+def checkpointed(parts: Iterable[FlopPart]) -> Parts:
+    """A layer's parts whose activations are recomputed in the backward pass.
+
+    torch stops recomputing once it has what the backward pass needs; a dense layer ends in a matmul whose own output
+    nothing needs, so that one is not done again. A mixture weighs its experts' outputs, and needs them.
+    """
+    parts = tuple(parts)
+    dense = all(part.name != "router" for part in parts)
+    return tuple(replace(part, recompute=0 if dense and part.name == "mlp_down" else part.forward) for part in parts)
+
+
+def repeated(parts: Iterable[FlopPart], times: int) -> Parts:
+    """The parts of ``times`` equal layers or micro-batches."""
+    return tuple(
+        replace(
+            part,
+            forward=times * part.forward,
+            backward=times * part.backward,
+            recompute=times * part.recompute,
+            unmasked=None if part.unmasked is None else times * part.unmasked,
+        )
+        for part in parts
+    )
 
 
 def params_flops_per_token(params: int) -> int:

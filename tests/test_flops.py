@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from perfsuite.errors import CaseError
 from perfsuite.flops import (
-    MODELS,
-    ModelShape,
     attention_flops,
     attention_pairs,
     matmul_flops,
     params_flops_per_token,
     training_flops_per_token,
 )
+from perfsuite.models import MODELS, ModelShape
 
 SIZES = st.integers(min_value=1, max_value=64)
 

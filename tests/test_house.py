@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     "errors units dtypes locks",
     "hardware",
+    "models",
     "flops",
     "workloads",
     "utilization",

@@ -12,8 +12,9 @@ import typer
 from perfsuite import units
 from perfsuite.commands.console import facts, output, refuse
 from perfsuite.errors import HardwareError
-from perfsuite.flops import MODELS, params_flops_per_token, training_flops_per_token
+from perfsuite.flops import params_flops_per_token, training_flops_per_token
 from perfsuite.hardware.catalogue import PEAK_DTYPES, Hardware, load
+from perfsuite.models import MODELS
 from perfsuite.utilization import Ceiling, Part, compute_ceiling, ideal_time_s, mixed_mfu
 
 IMPOSSIBLE = 1
