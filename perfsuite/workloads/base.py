@@ -5,18 +5,41 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.dtypes import dtype_of
 from perfsuite.errors import CaseError
+from perfsuite.flops import FlopPart, Parts, flops_by_dtype, hardware_flops, model_flops
 
 Step = Callable[[], Any]
 """A zero-argument callable that does one iteration; what it returns is only looked at for correctness."""
 
-Built = Step | tuple[Step, Step]
-"""What ``build`` returns: the step, or the step and its reference on the same inputs."""
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A step with what else it needs or tells; ``build`` may return one in place of the step.
+
+    ``check`` says before anything is timed what is wrong with the step's results, in one line, or None; the case is
+    then INCORRECT. ``before_block`` runs untimed before every timed block. ``reset`` runs once before sampling;
+    ``shares`` then tells which shares of the step's time the device spent waiting, such as ``input_wait``, as
+    fractions. ``resident_bytes`` is what the step's tensors hold between two steps. ``close`` ends what the step has
+    started, whatever happened.
+    """
+
+    step: Step
+    reference: Step | None = None
+    check: Callable[[], str | None] | None = None
+    before_block: Callable[[], object] | None = None
+    reset: Callable[[], object] | None = None
+    shares: Callable[[], Mapping[str, float]] | None = None
+    resident_bytes: Callable[[], int] | None = None
+    close: Callable[[], object] | None = None
+
+
+Built = Step | tuple[Step, Step] | Prepared
+"""What ``build`` returns: the step, the step and its reference on the same inputs, or a `Prepared`."""
 
 Description = dict[str, str | int | float | bool | None]
 
@@ -33,6 +56,9 @@ class Work:
 
     ``flops`` is None where nobody declared them (they are then counted once in the worker), 0 where the step does none.
     ``flops_by_dtype`` splits them where a step computes in several data types; empty means all in the case's own.
+
+    ``hardware_flops`` counts what is recomputed too (HFU's numerator; None where nobody asks). ``tokens`` is how many
+    tokens one step goes through. ``flops_by_convention`` is the same step by other people's counts.
     """
 
     flops: int | None
@@ -41,6 +67,20 @@ class Work:
     flop_convention: str = "exact"
     calls: int = 1
     flops_by_dtype: tuple[tuple[str, int], ...] = ()
+    hardware_flops: int | None = None
+    tokens: int = 0
+    flops_by_convention: tuple[tuple[str, int], ...] = ()
+
+
+def work_of_parts(parts: Parts, *, dtype: str, nbytes: int | None, **more: Any) -> Work:
+    """The work of a step that is declared part by part, in ``dtype`` where a part has no data type of its own."""
+    return Work(
+        flops=model_flops(parts),
+        hardware_flops=hardware_flops(parts),
+        flops_by_dtype=flops_by_dtype(parts, dtype=dtype),
+        nbytes=nbytes,
+        **more,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +130,17 @@ class Workload(ABC):
     def work(self) -> Work:
         """The work of one step."""
 
+    def parts(self) -> Parts:
+        """The FLOPs of one step by component; one component where the workload has no others."""
+        return (FlopPart(name=self.kind, forward=self.work().flops or 0),)
+
     @abstractmethod
     def memory_bytes(self) -> int | None:
         """Predicted peak memory of one copy and its step in bytes; None where it cannot be known."""
+
+    def memory_parts(self) -> dict[str, int]:
+        """The same by what holds it (``parameters``, ``gradients``, ...); empty where nothing is to be told apart."""
+        return {}
 
     def unsupported(self, target: Target) -> str | None:
         """Why this workload cannot run on ``target``, in a few words; None where it can."""
@@ -100,6 +148,13 @@ class Workload(ABC):
 
     def cpu_control(self) -> str | None:
         """What a CPU times beside it: ``matmul``, ``memmove`` or ``calls``; None lets the metric decide."""
+        return None
+
+    def launch(self) -> str | None:
+        """How the step has to reach the device: ``eager``, ``graph`` or ``compile``; None leaves it to the sampler.
+
+        ``graph`` asks for a CUDA graph of the step; a ``compile`` case has called ``torch.compile`` in ``build``.
+        """
         return None
 
     def describe(self) -> Description:
@@ -129,3 +184,30 @@ def plain_float(case: str, dtype: str) -> None:
     """Nothing where ``dtype`` is one that element-wise work computes in, or a CaseError that names the workload."""
     if dtype not in PLAIN_FLOATS:
         raise CaseError(f"{case}: dtype={dtype!r} must be one of {', '.join(PLAIN_FLOATS)}")
+
+
+def one_of(case: str, name: str, value: object, choices: Mapping[str, object] | tuple[str, ...]) -> None:
+    """Nothing where ``value`` is one of ``choices``, or a CaseError that lists them."""
+    if value not in choices:
+        raise CaseError(f"{case}: {name}={value!r} must be one of {', '.join(choices)}")
+
+
+def true_or_false(case: str, name: str, value: object) -> None:
+    """Nothing where ``value`` is a bool, or a CaseError that names the workload and the argument."""
+    if not isinstance(value, bool):
+        raise CaseError(f"{case}: {name}={value!r} must be True or False")
+
+
+# The compute capability that a data type's matrix units need.
+NEEDED_CAPABILITY = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
+
+
+def lacks_dtype(dtype: str, target: Target) -> str | None:
+    """Why ``target`` has no matrix units for ``dtype``; None where it has, or computes it without."""
+    if dtype == "tf32" and target.backend not in ("cuda", "rocm"):
+        return "no TF32"
+    needed = NEEDED_CAPABILITY.get(dtype)
+    if target.backend == "cuda" and needed and not target.at_least(*needed):
+        has = target.compute_capability or "unknown"
+        return f"{dtype} needs compute capability {needed[0]}.{needed[1]}, this device's is {has}"
+    return None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from perfsuite.dtypes import dtype_of
 from perfsuite.errors import CaseError
 from perfsuite.flops import matmul_flops
-from perfsuite.workloads.base import Step, Target, Work, Workload, positive_int
-from perfsuite.workloads.tensors import poisoned, random_source, random_tensor, torch_dtype
+from perfsuite.workloads.base import Step, Target, Work, Workload, lacks_dtype, positive_int, true_or_false
+from perfsuite.workloads.tensors import RandomSource, poisoned, random_source, random_tensor, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -20,9 +20,6 @@ SCALE_BYTES = 4
 
 # What is stored, where it is not the inputs' own data type: fp8 products as bf16, int8 products as int32.
 OUTPUT_ITEMSIZE = {"fp8": 2, "int8": 4}
-
-# The compute capability that a data type's matrix units need.
-NEEDED_CAPABILITY = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +44,7 @@ class Gemm(Workload):
         for name in ("m", "n", "k", "batch"):
             positive_int("Gemm", name, getattr(self, name))
         for name in ("transpose_a", "transpose_b"):
-            if not isinstance(getattr(self, name), bool):
-                raise CaseError(f"Gemm: {name}={getattr(self, name)!r} must be True or False")
+            true_or_false("Gemm", name, getattr(self, name))
         if self.dtype in OUTPUT_ITEMSIZE:
             _check_eight_bit(self)
 
@@ -74,13 +70,7 @@ class Gemm(Workload):
                 return "torch has only a slow reference loop for fp8 on a CPU"
             if target.backend != "cuda":
                 return "fp8 GEMMs are declared for CUDA devices only"
-        if self.dtype == "tf32" and target.backend not in ("cuda", "rocm"):
-            return "no TF32"
-        needed = NEEDED_CAPABILITY.get(self.dtype)
-        if target.backend == "cuda" and needed and not target.at_least(*needed):
-            has = target.compute_capability or "unknown"
-            return f"{self.dtype} needs compute capability {needed[0]}.{needed[1]}, this device's is {has}"
-        return None
+        return lacks_dtype(self.dtype, target)
 
     def build(self, device: str) -> Step:
         """Random inputs, a poisoned output, and the library's own routine on them."""
@@ -99,7 +89,7 @@ class Gemm(Workload):
             return partial(torch._int_mm, a, b, out=out)  # noqa: SLF001 - torch has no public int8 matmul
         return partial(torch.mm if self.batch == 1 else torch.bmm, a, b, out=out)
 
-    def _stored(self, rows: int, columns: int, *, transposed: bool, source: torch.Generator) -> torch.Tensor:
+    def _stored(self, rows: int, columns: int, *, transposed: bool, source: RandomSource) -> torch.Tensor:
         """One operand as (rows, columns), whichever way round its memory lies."""
         shape = (columns, rows) if transposed else (rows, columns)
         whole = shape if self.batch == 1 else (self.batch, *shape)

@@ -160,7 +160,7 @@ class Transfer(Workload):
         import torch
 
         host = torch.zeros(self.nbytes, dtype=torch.uint8, pin_memory=self.pinned)
-        return host.random_(generator=random_source("cpu")) if random else host
+        return host.random_(generator=random_source("cpu").generator) if random else host
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.dtypes import dtype_of
 from perfsuite.errors import CaseError
-from perfsuite.workloads.base import Step, Work, Workload, plain_float, positive_int
+from perfsuite.workloads.base import Step, Work, Workload, one_of, plain_float, positive_int, true_or_false
 from perfsuite.workloads.tensors import poisoned, random_source, random_tensor, torch_dtype
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ class Fusable(Pointwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.fused, bool):
-            raise CaseError(f"{type(self).__name__}: fused={self.fused!r} must be True or False")
+        true_or_false(type(self).__name__, "fused", self.fused)
 
     def memory_bytes(self) -> int | None:
         """Inputs, output, and the formula's intermediates where it is spelt out; narrow inputs are copied first."""
@@ -151,8 +150,7 @@ class Gelu(Fusable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.approximate not in ("none", "tanh"):
-            raise CaseError(f"Gelu: approximate={self.approximate!r} must be 'none' or 'tanh'")
+        one_of("Gelu", "approximate", self.approximate, ("none", "tanh"))
 
     def build(self, device: str) -> Step:
         """torch's kernel, or the formula one operation at a time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perfsuite.dtypes import dtype_of
@@ -20,14 +21,23 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def random_source(device: str) -> torch.Generator:
-    """A generator on ``device`` with a fixed seed: every build gets the same numbers."""
+@dataclass(frozen=True, kw_only=True)
+class RandomSource:
+    """Where random numbers come from: a device, and its generator (None on ``meta``, whose tensors hold none)."""
+
+    device: str
+    generator: torch.Generator | None
+
+
+def random_source(device: str) -> RandomSource:
+    """A source on ``device`` with a fixed seed: every build gets the same numbers."""
     import torch
 
-    return torch.Generator(device=device).manual_seed(SEED)
+    generator = None if device == "meta" else torch.Generator(device=device).manual_seed(SEED)
+    return RandomSource(device=device, generator=generator)
 
 
-def random_tensor(shape: tuple[int, ...], dtype: str, source: torch.Generator) -> torch.Tensor:
+def random_tensor(shape: tuple[int, ...], dtype: str, source: RandomSource) -> torch.Tensor:
     """Normal numbers, or the whole range of int8, on the source's device.
 
     Never zeros: a GPU fed with zeros draws less power and ran 13 % faster.
@@ -35,10 +45,19 @@ def random_tensor(shape: tuple[int, ...], dtype: str, source: torch.Generator) -
     import torch
 
     if dtype == "int8":
-        return torch.randint(-128, 128, shape, dtype=torch.int8, device=source.device, generator=source)
+        return random_integers(shape, source, low=-128, high=128, dtype=torch.int8)
     stored = torch_dtype(dtype)
     drawn = stored if stored.itemsize > 1 else torch.float32  # there is no generator for 8-bit floats
-    return torch.randn(shape, dtype=drawn, device=source.device, generator=source).to(stored)
+    return torch.randn(shape, dtype=drawn, device=source.device, generator=source.generator).to(stored)
+
+
+def random_integers(
+    shape: tuple[int, ...], source: RandomSource, *, low: int, high: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Whole numbers from ``low`` to below ``high``, such as token ids."""
+    import torch
+
+    return torch.randint(low, high, shape, dtype=dtype, device=source.device, generator=source.generator)
 
 
 def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
