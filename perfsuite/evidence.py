@@ -16,6 +16,7 @@ from perfsuite.record import (
     AttemptPart,
     BaselinePart,
     CeilingPart,
+    CompilationPart,
     ControlPart,
     DevicePart,
     Record,
@@ -46,24 +47,38 @@ class Ceilings:
     _best: dict[str, CeilingSample] = field(default_factory=dict)
 
     def note(self, measurement: Measurement) -> None:
-        """Keep what an attempt offers as a ceiling where it is the best of its key."""
-        sample = measurement.ceiling
-        if sample is not None and math.isfinite(sample.rate_per_s):
+        """Keep what an attempt offers as ceilings where it is the best of its key."""
+        for sample in measurement.ceilings:
             best = self._best.get(sample.key)
-            if best is None or sample.rate_per_s > best.rate_per_s:
+            if math.isfinite(sample.rate_per_s) and (best is None or sample.rate_per_s > best.rate_per_s):
                 self._best[sample.key] = sample
 
     def of(self, measurement: Measurement) -> CeilingPart | None:
         """What this measurement's rate is held against; None where nothing is known."""
         if self.device.hardware() is not None:
             return self._datasheet(measurement)
+        if measurement.metric == "mfu":
+            return self._measured_compute(measurement)
         best = self._best.get(_key(measurement))
         if best is None:
             return None
-        kind = {"mfu": "compute", "mbu": "memory"}.get(measurement.metric, "calls")
-        return CeilingPart(
-            kind=kind, value=best.rate_per_s, unit=best.unit, source="measured", detail=f"best of {best.detail}"
+        return _measured_part(best, "memory" if measurement.metric == "mbu" else "calls")
+
+    def _measured_compute(self, measurement: Measurement) -> CeilingPart | None:
+        """The best rate of the data type; for several the rate at which each part would run at its own."""
+        split = {dtype: flops for dtype, flops in measurement.flops_by_dtype.items() if flops}
+        found = {dtype: self._best.get(measured.compute_key(dtype)) for dtype in split or {measurement.dtype: 0}}
+        best = {dtype: sample for dtype, sample in found.items() if sample is not None}
+        if len(best) < len(found):
+            return None
+        first = _measured_part(next(iter(best.values())), "compute")
+        if len(best) == 1:
+            return first
+        ideal_s = ideal_time_s(
+            Part(flops=flops, peak_flops_per_s=best[dtype].rate_per_s) for dtype, flops in split.items()
         )
+        detail = "best of " + " + ".join(sample.detail for sample in best.values())
+        return msgspec.structs.replace(first, value=measurement.flops / ideal_s, detail=detail)
 
     def _datasheet(self, measurement: Measurement) -> CeilingPart | None:
         """The dense peak; for several data types the rate at which each part would run at its own peak."""
@@ -102,10 +117,15 @@ def _part(ceiling: Ceiling, kind: str) -> CeilingPart:
     return CeilingPart(kind=kind, value=ceiling.value, unit=ceiling.unit, source=ceiling.source, detail=ceiling.detail)
 
 
+def _measured_part(best: CeilingSample, kind: str) -> CeilingPart:
+    """A measured ceiling as the record keeps it."""
+    return CeilingPart(
+        kind=kind, value=best.rate_per_s, unit=best.unit, source="measured", detail=f"best of {best.detail}"
+    )
+
+
 def _key(measurement: Measurement) -> str:
-    """Under which key the measured ceiling of this measurement is kept."""
-    if measurement.metric == "mfu":
-        return measured.compute_key(measurement.dtype)
+    """Under which key the measured ceiling of bytes or calls is kept."""
     if measurement.metric == "mbu":
         return measured.memory_key(measurement.nbytes or 0) if measurement.control else "memory"
     return measured.CALLS_KEY
@@ -232,31 +252,67 @@ def _with_measurement(base: Record, measurement: Measurement, ceiling: CeilingPa
     """The record with everything that was measured."""
     value, interval = _value(measurement, ceiling)
     control = measurement.control
-    intensity = arithmetic_intensity(flops=measurement.flops, nbytes=measurement.nbytes or 0)
     return msgspec.structs.replace(
-        base,
+        _with_work(base, measurement, ceiling),
         metric=measurement.metric,
         value=value,
         interval=interval,
         normalized=_finite(math.exp(measurement.y)),
-        workload=measurement.workload,
-        dtype=measurement.dtype,
         launch=measurement.launch,
         precision=measurement.precision,
-        flops=measurement.flops,
-        flop_convention=measurement.flop_convention,
-        nbytes=measurement.nbytes,
-        wire_bytes=measurement.wire_bytes,
-        calls=measurement.calls,
         ceiling=ceiling,
         control=ControlPart(name=control.name, version=control.version, rate=control.rate_per_s, unit=control.unit)
         if control
         else None,
         time_us=_time_part(measurement.time),
         peak_memory_bytes=measurement.peak_memory_bytes,
+        predicted_memory_bytes=measurement.predicted_memory_bytes,
+        compilation=_compilation_part(measurement),
+        shares=measurement.shares,
         bound={"mfu": "compute", "mbu": "memory"}.get(measurement.metric, "launch"),
-        arithmetic_intensity=intensity,
         conditions=measurement.conditions,
+    )
+
+
+def _with_work(base: Record, measurement: Measurement, ceiling: CeilingPart | None) -> Record:
+    """The record with the work of one step, and with what other counts of it make of the same time."""
+    per_flop = _per_flop(measurement, ceiling)
+    hardware_flops, time_s = measurement.hardware_flops, measurement.time.median_s
+    return msgspec.structs.replace(
+        base,
+        workload=measurement.workload,
+        dtype=measurement.dtype,
+        flops=measurement.flops,
+        flops_by_dtype=measurement.flops_by_dtype,
+        flop_convention=measurement.flop_convention,
+        hardware_flops=hardware_flops,
+        hfu=None if per_flop is None or hardware_flops is None else hardware_flops * per_flop,
+        mfu_by_convention={
+            name: flops * per_flop for name, flops in measurement.flops_by_convention.items() if per_flop is not None
+        },
+        nbytes=measurement.nbytes,
+        wire_bytes=measurement.wire_bytes,
+        calls=measurement.calls,
+        tokens=measurement.tokens,
+        tokens_per_s=_finite(measurement.tokens / time_s) if measurement.tokens and time_s > 0 else None,
+        arithmetic_intensity=arithmetic_intensity(flops=measurement.flops, nbytes=measurement.nbytes or 0),
+    )
+
+
+def _per_flop(measurement: Measurement, ceiling: CeilingPart | None) -> float | None:
+    """What one FLOP adds to the utilization of this measurement; None where there is no MFU."""
+    if measurement.metric != "mfu" or ceiling is None or not ceiling.value > 0:
+        return None
+    return _finite(1 / (measurement.time.median_s * ceiling.value))
+
+
+def _compilation_part(measurement: Measurement) -> CompilationPart | None:
+    """What the compiler did, as the record keeps it."""
+    done = measurement.compilation
+    if done is None:
+        return None
+    return CompilationPart(
+        seconds=done.seconds, graphs=done.graphs, graph_breaks=done.graph_breaks, fallbacks=done.fallbacks
     )
 
 

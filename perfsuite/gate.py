@@ -13,6 +13,7 @@ from perfsuite.evidence import Ceilings, TimedMeasurement, build_record, declare
 from perfsuite.hardware.device import Device
 from perfsuite.measure.attempt import AttemptSpec
 from perfsuite.measure.measurement import Measurement
+from perfsuite.measure.sampler import MIN_SAMPLES
 from perfsuite.record import Record
 from perfsuite.settings import CaseSettings, Settings
 from perfsuite.verdict import (
@@ -32,6 +33,7 @@ EXTRA_ROUNDS = 2
 """How many more fresh processes a suspect may ask for where some were disturbed."""
 ITERATION_LIMIT_S = {"cpu": 0.1}
 ITERATION_LIMIT_GPU_S = 2.0
+"""A budget that holds MIN_SAMPLES of longer iterations raises these."""
 KNOWN_TO_FIT = 4
 """A case with a baseline has fitted before: a slow moment of a measured ceiling must not skip it now."""
 MEMORY_SHARE = {"cpu": 0.5}
@@ -207,10 +209,11 @@ class Gate:
         request = state.request
         reference, tolerance = self.reference(request.case), self.tolerance(request)
         clear = None if fresh or reference is None else reference.median + math.log1p(-tolerance)
-        limit_s = ITERATION_LIMIT_S.get(self.device.backend, ITERATION_LIMIT_GPU_S)
+        budget_s = request.settings.budget_s or self.settings.budget
+        limit_s = max(ITERATION_LIMIT_S.get(self.device.backend, ITERATION_LIMIT_GPU_S), budget_s / MIN_SAMPLES)
         free_bytes = self.device.memory_free_bytes
         return AttemptSpec(
-            budget_s=request.settings.budget_s or self.settings.budget,
+            budget_s=budget_s,
             iteration_limit_s=limit_s if reference is None else KNOWN_TO_FIT * limit_s,
             clear_above=clear,
             half_width=tolerance * FRESH_HALF_WIDTH,

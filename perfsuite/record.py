@@ -81,6 +81,23 @@ class BaselinePart(_Part, frozen=True, kw_only=True):
     peak_memory_bytes: int | None = None
 
 
+class CompilationPart(_Part, frozen=True, kw_only=True):
+    """What ``torch.compile`` did before the first sample: seconds, graphs, and why any of it runs eagerly."""
+
+    seconds: float
+    graphs: int
+    graph_breaks: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+
+
+class SweepPart(_Part, frozen=True, kw_only=True):
+    """The family of cases that differ in one parameter alone: its name, the parameter, this case's value of it."""
+
+    family: str
+    axis: str
+    at: float
+
+
 class Record(_Part, frozen=True, kw_only=True):
     """All that a run knows of one case, in the order in which it is written."""
 
@@ -98,16 +115,26 @@ class Record(_Part, frozen=True, kw_only=True):
     launch: str | None = None
     precision: dict[str, str | bool] = {}
     flops: int | None = None
+    flops_by_dtype: dict[str, int] = {}
     flop_convention: str | None = None
+    hardware_flops: int | None = None
+    hfu: float | None = None
+    mfu_by_convention: dict[str, float] = {}
     nbytes: int | None = None
     wire_bytes: int = 0
     calls: int = 1
+    tokens: int = 0
+    tokens_per_s: float | None = None
     threads: int = 1
     device: DevicePart | None = None
     ceiling: CeilingPart | None = None
     control: ControlPart | None = None
     time_us: TimePart | None = None
     peak_memory_bytes: int | None = None
+    predicted_memory_bytes: dict[str, int] = {}
+    compilation: CompilationPart | None = None
+    shares: dict[str, float] = {}
+    sweep: SweepPart | None = None
     bound: str | None = None
     arithmetic_intensity: float | None = None
     attempts: tuple[AttemptPart, ...] = ()

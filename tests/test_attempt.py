@@ -14,11 +14,14 @@ import torch
 from perfsuite.errors import UncountableError
 from perfsuite.hardware.catalogue import load
 from perfsuite.measure import attempt as attempt_module
+from perfsuite.measure import bench as bench_module
 from perfsuite.measure import ceiling
 from perfsuite.measure import control as control_module
-from perfsuite.measure.attempt import MAX_COPIES, AttemptSpec, Bench, attempt
+from perfsuite.measure.attempt import MAX_COPIES, AttemptSpec, attempt
+from perfsuite.measure.bench import Bench
 from perfsuite.measure.clock import FakeClock, HostClock, Step
 from perfsuite.measure.control import Control
+from perfsuite.measure.launch import NotCapturedError
 from perfsuite.measure.measurement import CeilingSample, Measurement
 from perfsuite.measure.sampler import MIN_SAMPLES
 from perfsuite.measure.stats import Interval
@@ -116,8 +119,7 @@ def test_a_real_gemm_beside_its_real_control(monkeypatch: pytest.MonkeyPatch) ->
     assert each.workload["kind"] == "gemm"
     assert each.control is not None
     assert each.control.name == "numpy.matmul[64,float32]"
-    assert each.ceiling is not None
-    assert (each.ceiling.key, each.ceiling.rate_per_s > 0) == ("compute.fp32", True)
+    assert [(offer.key, offer.rate_per_s > 0) for offer in each.ceilings] == [("compute.fp32", True)]
     assert each.peak_memory_bytes == 0  # it writes into an output of its own
     assert each.time.samples == len(each.durations_s)
     assert "dropped_samples" in each.conditions
@@ -204,8 +206,7 @@ def test_the_best_of_probe_and_control_is_offered_as_ceiling(
     """The probes of this bench found 1e9 a second, the control beside the case makes 4e9."""
     clock = FakeClock()
     control(clock)
-    offered = measured(attempt(kernel(clock, 0.002, **declared), SPEC, cpu_bench(clock))).ceiling
-    assert offered is not None
+    (offered,) = measured(attempt(kernel(clock, 0.002, **declared), SPEC, cpu_bench(clock))).ceilings
     assert offered.key == key
     assert offered.rate_per_s == pytest.approx(rate_per_s)
 
@@ -226,16 +227,16 @@ def test_reading_as_many_bytes_is_probed_once_per_size(
 
         return make
 
-    monkeypatch.setattr(attempt_module, "read_control", probe("r", 9e9))
-    monkeypatch.setattr(attempt_module, "memmove_control", probe("m", 5e9))
+    monkeypatch.setattr(bench_module, "read_control", probe("r", 9e9))
+    monkeypatch.setattr(bench_module, "memmove_control", probe("m", 5e9))
     control(clock)
     bench = cpu_bench(clock)
     del bench.ceilings["memory.8000000"]
     for _ in range(2):
         each = measured(attempt(kernel(clock, 0.002, flops=0, nbytes=8_000_000), SPEC, bench))
-        assert each.ceiling is not None
-        assert (each.ceiling.key, each.ceiling.detail) == ("memory.8000000", "r 1")
-        assert each.ceiling.rate_per_s == pytest.approx(9e9)
+        (offered,) = each.ceilings
+        assert (offered.key, offered.detail) == ("memory.8000000", "r 1")
+        assert offered.rate_per_s == pytest.approx(9e9)
     assert sizes == [("r", 8_000_000), ("m", 8_000_000)]
 
 
@@ -557,9 +558,12 @@ def test_the_copies_of_a_short_kernel_share_one_graph(
     """A graph of one copy alone would replay it out of L2 for ever; 52 steps in 52 ms are 1 ms each."""
     clock, copies = FakeClock(), list[int]()
 
-    def capture(steps: Sequence[Step]) -> Step | None:
+    def capture(steps: Sequence[Step], count: int) -> Step:
         copies.append(len(steps))
-        return (lambda: clock.advance(0.052)) if captured else None
+        if not captured:
+            raise NotCapturedError
+        assert count == 52
+        return lambda: clock.advance(0.052)
 
     monkeypatch.setattr(attempt_module, "capture", capture)
     kernels = Copies(clock)
@@ -578,7 +582,7 @@ def test_a_gpu_has_a_data_sheet_instead_of_a_control(gpu: Callable[..., Bench]) 
     each = measured(
         attempt(kernel(clock, 0.002, flops=1e12, dtype="bf16"), SPEC, gpu(clock, hardware=H100, l2_bytes=50_000_000))
     )
-    assert (each.control, each.ceiling, each.peak_memory_bytes) == (None, None, 4096)
+    assert (each.control, each.ceilings, each.peak_memory_bytes) == (None, (), 4096)
     assert each.y == pytest.approx(math.log(5e14))
     assert each.precision["fill"] == "own"
     assert "reduced_precision_bf16" in each.precision
@@ -611,7 +615,7 @@ def test_an_unlisted_gpu_is_probed_once_and_at_the_cases_precision(
     bench = gpu(clock)
     for _ in range(2):
         each = measured(attempt(kernel(clock, 0.002, flops=1e9, dtype="tf32"), SPEC, bench))
-        assert each.ceiling == known("compute.tf32", 1e12)
+        assert each.ceilings == (known("compute.tf32", 1e12),)
     assert probed == ["high"]
     each = measured(attempt(kernel(clock, 0.002, flops=0, nbytes=1e6), SPEC, bench))
-    assert each.ceiling == known("memory", 1e12)
+    assert each.ceilings == (known("memory", 1e12),)

@@ -22,7 +22,7 @@ from perfsuite.measure.clock import (
     clock_for,
     seconds_per_iteration,
 )
-from perfsuite.measure.launch import LAUNCH_S, capture, graph_steps, launch_mode
+from perfsuite.measure.launch import LAUNCH_S, NotCapturedError, capture, graph_steps, launch_mode
 
 
 class Accelerator:
@@ -273,9 +273,7 @@ def test_one_graph_holds_many_steps_and_each_copy_equally_often(monkeypatch: pyt
 
         return step
 
-    replay = capture([copy(number) for number in range(4)])
-    assert replay is not None
-    replay()
+    capture([copy(number) for number in range(4)], graph_steps(4))()
     assert device.log == ["ran"] * 4 + ["synchronize"] + ["captured"] * 52 + ["replay"]
     assert turns == [0, 1, 2, 3] * 14
     assert [graph_steps(copies) for copies in (1, 4, 64)] == [50, 52, 64]
@@ -284,7 +282,8 @@ def test_one_graph_holds_many_steps_and_each_copy_equally_often(monkeypatch: pyt
 def test_a_step_that_cannot_be_captured_has_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     device = GraphDevice(refuses=True)
     monkeypatch.setattr(torch, "cuda", device)
-    assert capture([device.step]) is None
+    with pytest.raises(NotCapturedError, match="cannot be captured in a CUDA graph: "):
+        capture([device.step], 1)
     assert device.log[-1] == "synchronize"
 
 

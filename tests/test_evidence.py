@@ -233,14 +233,14 @@ def beside(name: str, rate_per_s: float, nbytes: int = MEASUREMENT.nbytes or 0) 
     """Memory-bound work on ``nbytes`` beside the memmove ``name``, whose rate it offers for that size."""
     control = ControlSummary(name=name, version="2.36", unit="B/s", rate_per_s=rate_per_s)
     ceiling = offer(f"memory.{nbytes}", rate_per_s, unit="B/s")
-    return replace(MEASUREMENT, metric="mbu", nbytes=nbytes, control=control, ceiling=ceiling)
+    return replace(MEASUREMENT, metric="mbu", nbytes=nbytes, control=control, ceilings=(ceiling,))
 
 
 def test_the_best_rate_of_the_session_is_the_ceiling_and_says_so() -> None:
     ceilings = Ceilings(device=CPU)
     assert ceilings.of(MEASUREMENT) is None
     for rate_per_s in (6e14, 8e14, 7e14, math.nan, math.inf):
-        ceilings.note(replace(MEASUREMENT, ceiling=offer("compute.bf16", rate_per_s)))
+        ceilings.note(replace(MEASUREMENT, ceilings=(offer("compute.bf16", rate_per_s),)))
     ceiling = ceilings.of(MEASUREMENT)
     assert ceiling is not None
     assert (ceiling.value, ceiling.source, ceiling.kind) == (8e14, "measured", "compute")
@@ -249,7 +249,7 @@ def test_the_best_rate_of_the_session_is_the_ceiling_and_says_so() -> None:
 
 def test_a_ceiling_is_of_one_data_type() -> None:
     ceilings = Ceilings(device=CPU)
-    ceilings.note(replace(MEASUREMENT, ceiling=offer("compute.fp32", 1e14)))
+    ceilings.note(replace(MEASUREMENT, ceilings=(offer("compute.fp32", 1e14),)))
     assert ceilings.of(MEASUREMENT) is None
 
 
@@ -266,7 +266,7 @@ def test_a_memory_ceiling_is_never_another_sizes_memmove() -> None:
 
 def test_without_a_control_memory_is_held_against_the_large_copy() -> None:
     ceilings = Ceilings(device=replace(H100, known=False))
-    ceilings.note(replace(MEASUREMENT, metric="mbu", ceiling=offer("memory", 3e12, unit="B/s")))
+    ceilings.note(replace(MEASUREMENT, metric="mbu", ceilings=(offer("memory", 3e12, unit="B/s"),)))
     ceiling = ceilings.of(replace(MEASUREMENT, metric="mbu"))
     assert ceiling is not None
     assert (ceiling.kind, ceiling.value, ceiling.unit) == ("memory", 3e12, "B/s")
@@ -275,7 +275,7 @@ def test_without_a_control_memory_is_held_against_the_large_copy() -> None:
 def test_a_measured_ceiling_is_passed_by_better_kernels_but_not_threefold() -> None:
     assert IMPLAUSIBLE_MEASURED == 3
     ceilings = Ceilings(device=replace(CPU, max_clock_mhz=9000.0))
-    ceilings.note(replace(MEASUREMENT, ceiling=offer("compute.bf16", 1e14)))
+    ceilings.note(replace(MEASUREMENT, ceilings=(offer("compute.bf16", 1e14),)))
     assert implausible(at_rate(2.9e14), ceilings) is None
     assert "310% of the measured ceiling" in (implausible(at_rate(3.1e14), ceilings) or "")
 
@@ -297,7 +297,7 @@ def test_an_attempt_carries_what_is_judged() -> None:
 @pytest.mark.parametrize("metric", ["latency_us", "mfu"])
 def test_without_a_utilization_no_floor_can_be_missed(metric: str) -> None:
     """A latency has none although calls have a ceiling, and compute has none where nothing was probed."""
-    measurement = replace(MEASUREMENT, metric=metric, ceiling=offer("calls", 1e7, unit="calls/s"))
+    measurement = replace(MEASUREMENT, metric=metric, ceilings=(offer("calls", 1e7, unit="calls/s"),))
     ceilings = Ceilings(device=CPU)
     ceilings.note(measurement)
     evidence = gather_evidence([timed(measurement)], None, (), ceilings, all_fresh=False)
@@ -398,7 +398,7 @@ def test_json_has_null_where_a_measurement_has_nan(device: Device, metric: str) 
         y_low=-math.inf,
         y_high=math.inf,
         control=control,
-        ceiling=offer("memory.c", math.nan),
+        ceilings=(offer("memory.c", math.nan),),
         conditions={"steal_share": math.nan},
         disturbed="all were",
     )

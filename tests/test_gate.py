@@ -467,7 +467,7 @@ def test_what_needs_no_reason_or_takes_none_is_not_accepted() -> None:
     same = session(*[at(0.0)] * 3, update_baselines=True, accept="why")
     assert outcome(same.run()) is Outcome.PASS
     probed = CeilingSample(key="compute.bf16", rate_per_s=4e12, unit="FLOP/s", detail="probe")
-    above = session(*[at(0.0, ceiling=probed)] * 3, update_baselines=True, accept="why")
+    above = session(*[at(0.0, ceilings=(probed,))] * 3, update_baselines=True, accept="why")
     assert outcome(above.run()) is Outcome.IMPLAUSIBLE
     assert above.gate.new_row(above.gate.states[CASE]) is not None  # clean: it is the verdict that keeps it out
 

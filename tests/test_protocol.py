@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfsuite.errors import WorkerError
 from perfsuite.measure.attempt import AttemptSpec
-from perfsuite.measure.measurement import CeilingSample, ControlSummary, Measurement, Overhead, TimeSummary
+from perfsuite.measure.measurement import CeilingSample, Compilation, ControlSummary, Measurement, Overhead, TimeSummary
 from perfsuite.workers.protocol import (
     MAX_MESSAGE_BYTES,
     Channel,
@@ -50,7 +50,11 @@ measurements = st.builds(
     y_high=numbers,
     durations_s=st.lists(numbers, max_size=20).map(tuple),
     control=st.none() | rate,
-    ceiling=st.none() | st.builds(CeilingSample, key=text, rate_per_s=numbers, unit=text, detail=text),
+    ceilings=st.lists(st.builds(CeilingSample, key=text, rate_per_s=numbers, unit=text, detail=text), max_size=2).map(
+        tuple
+    ),
+    compilation=st.none() | st.builds(Compilation, seconds=numbers, graphs=counts),
+    shares=st.dictionaries(text, numbers, max_size=2),
     peak_memory_bytes=st.none() | counts,
     disturbed=st.none() | text,
     conditions=st.dictionaries(text, plain | st.lists(text, max_size=2), max_size=3),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from perfsuite.dtypes import dtype_of
 from perfsuite.measure.clock import Clock, Step, seconds_per_iteration
 from perfsuite.measure.control import Control
@@ -32,6 +34,11 @@ def from_control(control: Control, rate_per_s: float, *, key: str) -> CeilingSam
     return CeilingSample(
         key=key, rate_per_s=rate_per_s, unit=f"{control.unit}/s", detail=f"{control.name} {control.version}"
     )
+
+
+def as_key(sample: CeilingSample, key: str) -> CeilingSample:
+    """The same rate as the ceiling of another ``key``."""
+    return msgspec.structs.replace(sample, key=key)
 
 
 def better(one: CeilingSample, other: CeilingSample) -> CeilingSample:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfsuite.measure.clock import Step
+from perfsuite.workloads.base import Prepared
 
 
 class NotANumberError(Exception):
@@ -17,17 +17,19 @@ class DisagreementError(Exception):
 
 
 class NotBuiltError(Exception):
-    """What ``build`` returned is neither a step nor a step and its reference."""
+    """What ``build`` returned is no step, nor a step and its reference."""
 
 
-def parts_of(built: object) -> tuple[Step, Step | None]:
-    """The step and, where there is one, its reference; a NotBuiltError where ``built`` is something else."""
+def prepared(built: object) -> Prepared:
+    """What ``build`` returned, in full; a NotBuiltError where it is none of the things that it may be."""
+    if isinstance(built, Prepared):
+        return built
     if callable(built):
-        return built, None
+        return Prepared(step=built)
     shown = type(built).__name__
     if isinstance(built, tuple):
         if len(built) == 2 and all(map(callable, built)):
-            return built
+            return Prepared(step=built[0], reference=built[1])
         shown = f"({', '.join(type(part).__name__ for part in built)})"
     raise NotBuiltError(f"build returned {shown}: return the step, or (step, reference), both callable")
 

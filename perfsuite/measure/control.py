@@ -15,6 +15,7 @@ SMALLEST_GEMM, LARGEST_GEMM = 64, 1024
 SMALL_FLOPS = 2 * 256**3
 """The GEMM beside a case that has no FLOPs of its own to size it by."""
 CHAIN_LENGTH = 10
+LARGEST_MOVE = 64 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,14 @@ class Control:
 def control_for(*, metric: str, flops: int, nbytes: int | None, dtype: str, kind: str | None = None) -> Control:
     """The control of a case by what bounds it: numpy's GEMM, libc's memmove of the same bytes, or tiny numpy calls.
 
-    ``kind`` (``matmul``, ``memmove``, ``calls``) is the workload's own word. Normalisations and activations ask for the
-    GEMM though their metric is MBU: one core computes them more slowly than memory feeds it, and how fast memmove is
-    depends on how much of a shared cache the neighbours leave (2.8 times between two processes, the case unmoved).
+    ``kind`` (``matmul``, ``memmove``, ``calls``, ``mixed``) is the workload's own word. Normalisations and activations
+    ask for the GEMM though their metric is MBU: one core computes them more slowly than memory feeds it, and how fast
+    memmove is depends on how much of a shared cache the neighbours leave (2.8 times between two processes, the case
+    unmoved).
     """
     kind = kind or {"mfu": "matmul", "mbu": "memmove" if nbytes else "calls"}.get(metric, "calls")
+    if kind == "mixed":
+        return mixed_control(flops, nbytes or 0, dtype)
     if kind == "matmul":
         return gemm_control(flops or SMALL_FLOPS, "float64" if dtype == "fp64" else "float32")
     return memmove_control(nbytes or 0) if kind == "memmove" else chain_control()
@@ -57,6 +61,23 @@ def gemm_control(flops: int, dtype: str) -> Control:
         work=2.0 * size**3,
         unit="FLOP",
         step=lambda: np.matmul(a, b, out=out),
+    )
+
+
+def mixed_control(flops: int, nbytes: int, dtype: str) -> Control:
+    """A numpy GEMM and a memmove in the proportion of ``flops`` to ``nbytes``: a training step's layers and optimizer.
+
+    Its work is one call, since its rate is in neither unit. More than LARGEST_MOVE is not moved beside one GEMM.
+    """
+    gemm = gemm_control(flops or SMALL_FLOPS, "float64" if dtype == "fp64" else "float32")
+    move = memmove_control(min(max(round(nbytes * gemm.work / max(flops, 1)), 2), LARGEST_MOVE))
+
+    def step() -> None:
+        gemm.step()
+        move.step()
+
+    return Control(
+        name=f"{gemm.name}+{move.name}", version=f"{gemm.version}+{move.version}", work=1.0, unit="calls", step=step
     )
 
 

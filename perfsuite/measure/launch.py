@@ -27,11 +27,12 @@ def launch_mode(metric: str, flops: int, nbytes: int | None, dtype: str, hardwar
     return "graph" if 0 < max(compute_s, memory_s) < LAUNCH_S else "eager"
 
 
-def capture(steps: Sequence[Step]) -> Step | None:
-    """The replay of one graph that holds GRAPH_STEPS steps, ``steps`` in turn; None where they cannot be captured.
+class NotCapturedError(Exception):
+    """A step does something that a graph cannot hold."""
 
-    Many in one graph, since a replay has a launch of its own.
-    """
+
+def capture(steps: Sequence[Step], count: int) -> Step:
+    """The replay of one graph that holds ``count`` steps, ``steps`` in turn; a NotCapturedError where it cannot be."""
     import torch
 
     try:
@@ -40,14 +41,14 @@ def capture(steps: Sequence[Step]) -> Step | None:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for turn in range(graph_steps(len(steps))):
+            for turn in range(count):
                 steps[turn % len(steps)]()
-    except RuntimeError:
+    except RuntimeError as error:
         torch.cuda.synchronize()
-        return None
+        raise NotCapturedError(f"the step cannot be captured in a CUDA graph: {str(error).splitlines()[0]}") from None
     return graph.replay
 
 
 def graph_steps(copies: int) -> int:
-    """How many steps one graph holds: at least GRAPH_STEPS, and each copy equally often."""
+    """How many steps shorter than a launch one graph holds: at least GRAPH_STEPS, and each copy equally often."""
     return copies * math.ceil(GRAPH_STEPS / copies)

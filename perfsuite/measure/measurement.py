@@ -38,11 +38,21 @@ class CeilingSample(_Part, frozen=True, kw_only=True):
     detail: str
 
 
+class Compilation(_Part, frozen=True, kw_only=True):
+    """What ``torch.compile`` did before the first sample: seconds, graphs, and why any of it runs eagerly."""
+
+    seconds: float
+    graphs: int
+    graph_breaks: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+
+
 class Overhead(_Part, frozen=True, kw_only=True):
     """Where the wall time of an attempt went, in seconds.
 
-    ``build_s`` is all that comes before the first sample but warm-up: building and checking the step, counting FLOPs,
-    the peak-memory pass, capturing graphs, making the control. The check after the last sample is in ``wall_s`` alone.
+    ``build_s`` is all that comes before the first sample but warm-up: building, compiling and checking the step,
+    counting FLOPs, the peak-memory pass, capturing graphs, making the control. The check after the last sample is in
+    ``wall_s`` alone.
     """
 
     wall_s: float
@@ -70,14 +80,20 @@ class Measurement(_Part, frozen=True, kw_only=True):
     nbytes: int | None
     wire_bytes: int
     calls: int = 1
+    tokens: int = 0
+    hardware_flops: int | None = None
+    flops_by_convention: dict[str, int] = {}
     time: TimeSummary
     y: float
     y_low: float
     y_high: float
     durations_s: tuple[float, ...]
     control: ControlSummary | None = None
-    ceiling: CeilingSample | None = None
+    ceilings: tuple[CeilingSample, ...] = ()
     peak_memory_bytes: int | None = None
+    predicted_memory_bytes: dict[str, int] = {}
+    compilation: Compilation | None = None
+    shares: dict[str, float] = {}
     disturbed: str | None = None
     conditions: dict[str, Any] = {}
     overhead: Overhead

@@ -58,6 +58,8 @@ class Subject:
     """How many iterations one call of ``step`` makes."""
     control: Step | None = None
     drill: Callable[[int], None] | None = None
+    before_block: Callable[[], object] | None = None
+    """What the case does untimed before each of its blocks."""
     lead_in: bool = False
     """Run one untimed iteration after each switch between case and control (data that lives in a cache).
 
@@ -192,7 +194,7 @@ def _take_pair(subject: Subject, clock: Clock, samples: Samples, control_iterati
 
 def _case_block(subject: Subject, clock: Clock, samples: Samples) -> Block:
     """The case's block, with the drill's work inside the timed region where there is one."""
-    samples.warmup_s += _lead_in(subject.step, subject, clock, samples.iterations)
+    samples.warmup_s += _prepared(subject, clock) + _lead_in(subject.step, subject, clock, samples.iterations)
     step, drill, iterations = subject.step, subject.drill, samples.iterations
 
     def drilled() -> None:
@@ -214,6 +216,15 @@ def _control_block(control: Step, subject: Subject, clock: Clock, samples: Sampl
     samples.control_wall_s += block.seconds + block.waited_s
     samples.own_s += block.seconds
     return block
+
+
+def _prepared(subject: Subject, clock: Clock) -> float:
+    """Seconds of what the case does before a block."""
+    if subject.before_block is None:
+        return 0.0
+    start_s = clock.now_s()
+    subject.before_block()
+    return clock.now_s() - start_s
 
 
 def _lead_in(step: Step, subject: Subject, clock: Clock, iterations: int) -> float:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from perfsuite.hardware.catalogue import load
-from perfsuite.measure.attempt import Bench
+from perfsuite.measure.bench import Bench
 from perfsuite.measure.clock import clock_for
 from perfsuite.workers.protocol import WorkerConfig
 from perfsuite.workloads.base import Target
@@ -27,7 +27,11 @@ def cpu_environment(threads: int) -> dict[str, str]:
     which numpy asks for anyway, it was 1 %.
     """
     tunables = [each for each in (os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1") if each]
-    return {**dict.fromkeys(THREAD_VARIABLES, str(threads)), "GLIBC_TUNABLES": ":".join(tunables)}
+    return {
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        "GLIBC_TUNABLES": ":".join(tunables),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # others would compete with the case for the cores
+    }
 
 
 def prepare(config: WorkerConfig) -> Bench:

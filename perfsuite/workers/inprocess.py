@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.measure.attempt import AttemptSpec, Bench, attempt
+from perfsuite.measure.attempt import AttemptSpec, attempt
+from perfsuite.measure.bench import Bench
 from perfsuite.measure.measurement import Measurement
 from perfsuite.measure.stats import Interval
 from perfsuite.verdict import Failure, Outcome

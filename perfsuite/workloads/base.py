@@ -115,6 +115,9 @@ class Workload(ABC):
     fill: ClassVar[str] = "random"
     """What the inputs hold; zeros draw less power than random numbers and run faster, so it is recorded."""
 
+    rotates: ClassVar[bool] = True
+    """Whether a GPU runs it over several copies, so that none is in L2 when its turn comes again."""
+
     dtype: str = "fp32"
 
     if TYPE_CHECKING:
