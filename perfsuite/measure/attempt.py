@@ -155,7 +155,7 @@ class _Attempt:
         build_s, graphs = clock.now_s() - self.start_s, graphs_compiled()
         offset = rate_offset(metric=metric, flops=flops, work=self.work, control=control)
         subject = self._subject(case, launched, metric, control)
-        samples, conditions = self._sample(case, subject, offset, progress)
+        samples, conditions = self._sample(subject, offset, progress)
         refuse_recompilation(graphs)
         refuse_change(in_force, precision_flags(backend))
         shares = dict(case.shares()) if case.shares is not None else {}
@@ -263,17 +263,16 @@ class _Attempt:
             control=control.step if control else None,
             drill=drill,
             before_block=case.before_block,
+            reset=case.reset,
             lead_in=control is not None and (self.work.nbytes or 0) <= CACHE_RESIDENT_BYTES,
         )
 
     def _sample(
-        self, case: Prepared, subject: Subject, offset: float, progress: Callable[[int, Interval], None] | None
+        self, subject: Subject, offset: float, progress: Callable[[int, Interval], None] | None
     ) -> tuple[Samples, dict[str, Any]]:
         """Sample between two looks at the conditions."""
         __tracebackhide__ = True
         spec, clock = self.spec, self.bench.clock
-        if case.reset is not None:
-            case.reset()
         read = self.bench.read_device_conditions
         device_before = read() if read is not None else {}
         before, start_s = host_snapshot(), clock.now_s()

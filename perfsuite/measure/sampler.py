@@ -60,6 +60,8 @@ class Subject:
     drill: Callable[[int], None] | None = None
     before_block: Callable[[], object] | None = None
     """What the case does untimed before each of its blocks."""
+    reset: Callable[[], object] | None = None
+    """What the case is told once warm-up is over."""
     lead_in: bool = False
     """Run one untimed iteration after each switch between case and control (data that lives in a cache).
 
@@ -119,6 +121,8 @@ def sample(
     samples.iterations = _iterations(case_s, budget)
     control_iterations = _iterations(control_s, budget) if control_s else 0
     samples.warmup_s = clock.now_s() - start_s
+    if subject.reset is not None:
+        subject.reset()
     sampling_start_s = clock.now_s()
     for look in LOOKS:
         while len(samples.case_s) < look and _may_go_on(samples, start_s, sampling_start_s, clock, budget):

@@ -22,7 +22,7 @@ class Prepared:
     """A step with what else it needs or tells; ``build`` may return one in place of the step.
 
     ``check`` says before anything is timed what is wrong with the step's results, in one line, or None; the case is
-    then INCORRECT. ``before_block`` runs untimed before every timed block. ``reset`` runs once before sampling;
+    then INCORRECT. ``before_block`` runs untimed before every timed block. ``reset`` runs once after warm-up;
     ``shares`` then tells which shares of the step's time the device spent waiting, such as ``input_wait``, as
     fractions. ``resident_bytes`` is what the step's tensors hold between two steps. ``close`` ends what the step has
     started, whatever happened.
