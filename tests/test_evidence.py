@@ -21,9 +21,9 @@ from perfsuite.evidence import (
 )
 from perfsuite.hardware.catalogue import load
 from perfsuite.hardware.device import Device
-from perfsuite.measure.measurement import CeilingSample, ControlSummary, Measurement, Overhead, TimeSummary
+from perfsuite.measure.measurement import CeilingSample, Compilation, ControlSummary, Measurement, Overhead, TimeSummary
 from perfsuite.measure.metric import metric_of, ridge
-from perfsuite.record import Record, decode, encode
+from perfsuite.record import CompilationPart, Record, decode, encode
 from perfsuite.verdict import Failure, Outcome, Verdict
 from perfsuite.workloads.base import Workload
 from perfsuite.workloads.gemm import Gemm
@@ -170,6 +170,58 @@ def test_mixed_data_types_each_count_at_their_own_peak() -> None:
     assert written.value == pytest.approx(0.5)
     assert written.ceiling is not None
     assert written.ceiling.detail == "h100-sxm5-80gb bf16 dense + h100-sxm5-80gb fp8 dense"
+
+
+def test_measured_ceilings_of_several_data_types_add_up_their_times() -> None:
+    """3 TFLOP at 3 TFLOP/s and 1 at 0.5 take 3 s at best: 4/3 TFLOP/s, of which 4 TFLOP in 6 s are a half."""
+    by_dtype = {"bf16": 3 * 10**12, "fp32": 10**12}
+    time = TimeSummary(median_s=6.0, low_s=6.0, high_s=6.0, samples=20)
+    mixed = replace(MEASUREMENT, flops=4 * 10**12, flops_by_dtype=by_dtype, time=time)
+    ceilings = Ceilings(device=CPU)
+    ceilings.note(replace(MEASUREMENT, ceilings=(offer("compute.bf16", 3e12),)))
+    assert ceilings.of(mixed) is None
+    ceilings.note(replace(MEASUREMENT, ceilings=(offer("compute.fp32", 5e11),)))
+    written = record(mixed, ceilings)
+    assert written.value == pytest.approx(0.5)
+    assert written.flops_by_dtype == by_dtype
+    assert written.ceiling is not None
+    assert written.ceiling.detail == "best of probe of compute.bf16 + probe of compute.fp32"
+
+
+# Other counts of the same step
+
+
+def test_recomputation_counts_for_hfu_alone_and_other_conventions_have_a_figure_of_their_own() -> None:
+    """10^12 FLOP in 2 ms of 989.5 TFLOP/s are 50.5 %; with a third more done by the hardware 67.4 %."""
+    counted = replace(
+        MEASUREMENT, hardware_flops=4 * 10**12 // 3, flops_by_convention={"palm": 11 * 10**11}, tokens=4096
+    )
+    written = record(counted, Ceilings(device=H100))
+    assert written.value == pytest.approx(500 / 989.5)
+    assert written.hfu == pytest.approx(4 / 3 * 500 / 989.5)
+    assert written.mfu_by_convention == {"palm": pytest.approx(1.1 * 500 / 989.5)}
+    assert written.tokens_per_s == pytest.approx(4096 / 0.002)
+    assert written.hardware_flops == 4 * 10**12 // 3
+
+
+@pytest.mark.parametrize("metric", ["mbu", "latency_us"])
+def test_what_is_not_held_against_compute_has_no_hfu(metric: str) -> None:
+    counted = replace(MEASUREMENT, metric=metric, hardware_flops=10**12, flops_by_convention={"palm": 10**12})
+    written = record(counted, Ceilings(device=H100))
+    assert (written.hfu, written.mfu_by_convention, written.tokens_per_s) == (None, {}, None)
+
+
+def test_compilation_shares_and_predicted_memory_are_written() -> None:
+    done = Compilation(seconds=12.5, graphs=2, graph_breaks=("a print",), fallbacks=("too many shapes",))
+    seen = replace(
+        MEASUREMENT, compilation=done, shares={"input_wait": 0.6}, predicted_memory_bytes={"parameters": 4096}
+    )
+    written = record(seen, Ceilings(device=H100))
+    assert written.compilation == CompilationPart(
+        seconds=12.5, graphs=2, graph_breaks=("a print",), fallbacks=("too many shapes",)
+    )
+    assert (written.shares, written.predicted_memory_bytes) == ({"input_wait": 0.6}, {"parameters": 4096})
+    assert decode(encode(written), "here") == written
 
 
 # What cannot be true

@@ -185,6 +185,14 @@ def test_a_gpus_free_memory_and_a_longer_iteration_are_its_own() -> None:
     assert gpu_spec.iteration_limit_s > cpu_spec.iteration_limit_s
 
 
+@pytest.mark.parametrize(("budget_s", "limit_s"), [(0.5, 0.1), (10.0, 1.0)])
+def test_a_budget_for_longer_iterations_raises_their_limit(budget_s: float, limit_s: float) -> None:
+    """Ten samples have to fit."""
+    one = session(at(0.0), rows={})
+    one.run(Request(case=CASE, settings=CaseSettings(budget_s=budget_s)))
+    assert one.script.asked[0][1].iteration_limit_s == limit_s
+
+
 def test_a_case_with_a_baseline_is_not_skipped_for_a_slow_moment() -> None:
     known, unknown = session(at(0.0)), session(at(0.0), rows={})
     for one in (known, unknown):

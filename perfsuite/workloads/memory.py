@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from perfsuite.dtypes import dtype_of
 from perfsuite.errors import CaseError
+from perfsuite.flops import Parts
 from perfsuite.workloads.base import Step, Target, Work, Workload, plain_float, positive_int
 from perfsuite.workloads.tensors import poisoned, random_source, random_tensor, torch_dtype
 
@@ -51,6 +52,10 @@ class Stream(Workload):
             nbytes=(self.inputs + 1) * self.nbytes,
             flop_convention="declared",
         )
+
+    def parts(self) -> Parts:
+        """None by `exact`, which is what torch's flop counter says too: element-wise work counts no FLOPs."""
+        return ()
 
     def memory_bytes(self) -> int | None:
         """The arrays."""
