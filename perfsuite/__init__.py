@@ -9,11 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from perfsuite.workloads.attention import Attention as Attention
+    from perfsuite.workloads.base import Prepared as Prepared
     from perfsuite.workloads.base import Work as Work
     from perfsuite.workloads.base import Workload as Workload
     from perfsuite.workloads.gemm import Gemm as Gemm
+    from perfsuite.workloads.inference import Decode as Decode
+    from perfsuite.workloads.inference import Prefill as Prefill
+    from perfsuite.workloads.input_pipeline import InputPipeline as InputPipeline
     from perfsuite.workloads.kernel import Kernel as Kernel
     from perfsuite.workloads.latency import Launch as Launch
+    from perfsuite.workloads.linear_gelu import LinearGelu as LinearGelu
     from perfsuite.workloads.memory import Add as Add
     from perfsuite.workloads.memory import Copy as Copy
     from perfsuite.workloads.memory import DeviceToHost as DeviceToHost
@@ -27,19 +33,29 @@ if TYPE_CHECKING:
     from perfsuite.workloads.pointwise import RMSNorm as RMSNorm
     from perfsuite.workloads.pointwise import SiluMul as SiluMul
     from perfsuite.workloads.pointwise import Softmax as Softmax
+    from perfsuite.workloads.quantized import QuantizedGemv as QuantizedGemv
     from perfsuite.workloads.reduction import Reduction as Reduction
+    from perfsuite.workloads.train_step import TrainStep as TrainStep
+    from perfsuite.workloads.transformer import TransformerLayer as TransformerLayer
 
 __version__ = "0.1.0"
 
 # Where each public name lives; nothing is imported before it is asked for.
 _HOMES = {
-    "base": ("Work", "Workload"),
+    "attention": ("Attention",),
+    "base": ("Prepared", "Work", "Workload"),
     "gemm": ("Gemm",),
+    "inference": ("Decode", "Prefill"),
+    "input_pipeline": ("InputPipeline",),
     "kernel": ("Kernel",),
     "latency": ("Launch",),
+    "linear_gelu": ("LinearGelu",),
     "memory": ("Add", "Copy", "DeviceToHost", "HostToDevice", "Scale", "Triad"),
     "pointwise": ("Dropout", "Gelu", "LayerNorm", "RMSNorm", "ResidualAdd", "SiluMul", "Softmax"),
+    "quantized": ("QuantizedGemv",),
     "reduction": ("Reduction",),
+    "train_step": ("TrainStep",),
+    "transformer": ("TransformerLayer",),
 }
 _HOME_OF = {name: f"perfsuite.workloads.{home}" for home, names in _HOMES.items() for name in names}
 

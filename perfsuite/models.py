@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 from perfsuite.errors import CaseError
 
-MAY_BE_ZERO = ("positions", "experts", "active_experts")
+MAY_BE_ZERO = ("positions", "context", "experts", "active_experts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,8 @@ class ModelShape:
     ``gated`` models are of Llama's kind (RMSNorm, rotary positions, SwiGLU with three matrices), others of GPT's
     (LayerNorm, learned positions, GELU between two matrices). ``bias`` covers every linear layer and norm. ``tied``
     models use one matrix as input embedding and output head. ``positions`` counts learned position embeddings.
+    ``context`` is how many tokens a sequence has where nobody says otherwise: those that the published model was
+    trained on; 0 where there is no such number.
     A CaseError names a size that cannot be.
     """
 
@@ -30,6 +32,7 @@ class ModelShape:
     bias: bool = False
     tied: bool = False
     positions: int = 0
+    context: int = 0
     experts: int = 0
     active_experts: int = 0
     rope_theta: float = 10000.0
@@ -41,6 +44,8 @@ class ModelShape:
                 _check_size(field.name, getattr(self, field.name))
         if self.heads % self.kv_heads:
             raise CaseError(f"model: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        if self.bias and (self.gated or self.experts):
+            raise CaseError("model: bias=True goes with gated=False and experts=0 alone; others have no biases here")
         if bool(self.experts) != bool(self.active_experts) or self.active_experts > self.experts:
             raise CaseError(
                 f"model: active_experts={self.active_experts} must lie between 1 and experts={self.experts}, "
@@ -150,6 +155,7 @@ MODELS = {
         bias=True,
         tied=True,
         positions=1024,
+        context=1024,
     ),
     # Brown et al. 2020 (arXiv:2005.14165), table 2.1.
     "gpt3-175b": ModelShape(
@@ -164,15 +170,34 @@ MODELS = {
         bias=True,
         tied=True,
         positions=2048,
+        context=2048,
     ),
     # Touvron et al. 2023 (arXiv:2307.09288); 6,738,415,616 parameters.
-    "llama2-7b": ModelShape(layers=32, d_model=4096, heads=32, kv_heads=32, head_dim=128, d_ff=11008, vocab=32000),
+    "llama2-7b": ModelShape(
+        layers=32, d_model=4096, heads=32, kv_heads=32, head_dim=128, d_ff=11008, vocab=32000, context=4096
+    ),
     # Grattafiori et al. 2024 (arXiv:2407.21783), table 3; 8,030,261,248 and 70,553,706,496 parameters.
     "llama3-8b": ModelShape(
-        layers=32, d_model=4096, heads=32, kv_heads=8, head_dim=128, d_ff=14336, vocab=128256, rope_theta=5e5
+        layers=32,
+        d_model=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        d_ff=14336,
+        vocab=128256,
+        rope_theta=5e5,
+        context=8192,
     ),
     "llama3-70b": ModelShape(
-        layers=80, d_model=8192, heads=64, kv_heads=8, head_dim=128, d_ff=28672, vocab=128256, rope_theta=5e5
+        layers=80,
+        d_model=8192,
+        heads=64,
+        kv_heads=8,
+        head_dim=128,
+        d_ff=28672,
+        vocab=128256,
+        rope_theta=5e5,
+        context=8192,
     ),
     # Jiang et al. 2024 (arXiv:2401.04088), table 1; 46,702,792,704 parameters.
     "mixtral-8x7b": ModelShape(
@@ -183,6 +208,7 @@ MODELS = {
         head_dim=128,
         d_ff=14336,
         vocab=32000,
+        context=32768,
         experts=8,
         active_experts=2,
         rope_theta=1e6,
@@ -200,8 +226,9 @@ MODELS = {
         bias=True,
         tied=True,
         positions=256,
+        context=256,
     ),
-    "tiny-llama": ModelShape(layers=2, d_model=128, heads=4, kv_heads=2, head_dim=32, d_ff=384, vocab=512),
+    "tiny-llama": ModelShape(layers=2, d_model=128, heads=4, kv_heads=2, head_dim=32, d_ff=384, vocab=512, context=256),
     "tiny-moe": ModelShape(
         layers=2,
         d_model=128,
@@ -210,6 +237,7 @@ MODELS = {
         head_dim=32,
         d_ff=256,
         vocab=512,
+        context=256,
         experts=4,
         active_experts=2,
     ),

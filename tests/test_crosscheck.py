@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import UncountableError
-from perfsuite.flops import FlopPart
+from perfsuite.flops import FlopPart, matmul_flops
 from perfsuite.measure.check import prepared
-from perfsuite.workloads import counting, gemm
+from perfsuite.workloads import counting
 from perfsuite.workloads.base import Workload
+from perfsuite.workloads.gemm import Gemm
 from perfsuite.workloads.memory import Transfer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,8 +82,7 @@ def test_every_case_agrees_with_torchs_counter() -> None:
 
 
 def test_a_doubled_formula_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = gemm.Gemm(m=8, n=16, k=32)
+    case = Gemm(m=8, n=16, k=32)
     assert disagreement(case) is None
-    right = gemm.matmul_flops
-    monkeypatch.setattr(gemm, "matmul_flops", lambda **sizes: 2 * right(**sizes))
+    monkeypatch.setattr("perfsuite.workloads.gemm.matmul_flops", lambda **sizes: 2 * matmul_flops(**sizes))
     assert disagreement(case) == "16,384 by formula, 8,192 by the counter"
