@@ -1,4 +1,4 @@
-"""The commands hardware, doctor and mfu: what they print, and how they end."""
+"""The commands hardware and doctor: what they print, and how they end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from perfsuite.commands import doctor as doctor_command
 from perfsuite.commands import hardware as hardware_command
 from perfsuite.commands.doctor import doctor, host_findings, machine_findings, plugin_findings, thread_findings
 from perfsuite.commands.hardware import hardware
-from perfsuite.commands.mfu import mfu
 from perfsuite.errors import HardwareError
 from perfsuite.hardware import SystemView, load
 from perfsuite.hardware.cpu import Cpu
@@ -21,7 +20,7 @@ from perfsuite.hardware.nvml import NvmlGpu, NvmlView
 from perfsuite.hardware.torch_report import TorchDevice, TorchReport
 
 APP = typer.Typer()
-for command in (hardware, doctor, mfu):
+for command in (hardware, doctor):
     APP.command()(command)
 
 CPU = Cpu(model="Intel(R) Xeon(R) Processor", identity="c0ffee", memory_total_bytes=2**34, memory_free_bytes=2**33)
@@ -60,112 +59,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[SystemView]:
     for module in (hardware_command, doctor_command):
         monkeypatch.setattr(module, "gather", lambda *arguments, **options: seen[0])
     return seen
-
-
-STEP = ("--params", "7e9", "--tokens-per-step", "65536")
-EIGHT = (*STEP, "--gpu", "a100-sxm4-40gb", "--gpus", "8")
-
-
-def test_a_step_that_cannot_be_so_fast_is_called_impossible() -> None:
-    result = run("mfu", *EIGHT, "--step-time", "0.5")
-    assert result.exit_code == 1
-    assert "impossible: 500 ms a step would be 220.6 % of the peak; a step takes at least 1.10 s" in words(result)
-
-
-def test_a_step_that_can() -> None:
-    result = run("mfu", *EIGHT, "--step-time", "1.5")
-    assert result.exit_code == 0
-    text = words(result)
-    assert "MFU 73.5 % (100 % would take 1.10 s a step)" in text
-    assert "2.75 PFLOP a step: 6 x 7,000,000,000 parameters x 65,536 tokens" in text
-    assert "6N a token: forward 2N, backward 4N; attention is not counted" in text
-    assert "2.50 PFLOP/s: 8 x a100-sxm4-40gb of 312 TFLOP/s bf16, dense data sheet" in text
-
-
-def test_a_model_is_counted_exactly() -> None:
-    """Llama-3-8B at 8192 tokens: 6 x 7,504,658,432 matmul weights + 6 L H Q (T + 1), 51.5 GFLOP a token."""
-    flops = 6 * 7_504_658_432 + 6 * 32 * 4096 * 8193
-    result = run("mfu", "--model", "llama3-8b", "--seq-len", "8192", "--tokens-per-step", "1000000",
-                 "--step-time", str(flops * 1e6 / 624e12), "--gpu", "a100", "--gpus", "4")  # fmt: skip
-    assert result.exit_code == 0
-    assert "MFU 50.0 %" in words(result)
-    assert "exact: matmuls and causal attention" in words(result)
-
-
-def test_a_family_will_do_where_its_skus_agree() -> None:
-    result = run("mfu", *STEP, "--step-time", "60", "--gpu", "a100")
-    assert "1 x a100 of 312 TFLOP/s bf16" in words(result)
-
-
-def test_a_package_is_called_one() -> None:
-    result = run("mfu", *STEP, "--step-time", "60", "--gpu", "mi250x")
-    assert "1 x mi250x package (2 torch devices) of 383 TFLOP/s" in words(result)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "fault"),
-    [
-        ("h100", "its SKUs have different bf16 peaks: h100-sxm5-80gb 989.5 TFLOP/s, h100-pcie-80gb 756.5 TFLOP/s"),
-        ("v100 ", "no bf16 peak"),
-        ("a1000", "'a1000' is not known hardware; near: a100"),
-        ("NVIDIA H100", "name the SKU"),
-        ("cpu", "a CPU has no data-sheet peak"),
-        ("cpu-intel-xeon", "a CPU has no data-sheet peak"),
-    ],
-)
-def test_hardware_without_one_peak(gpu: str, fault: str) -> None:
-    result = run("mfu", *STEP, "--step-time", "1", "--gpu", gpu)
-    if isinstance(result.exception, HardwareError):
-        assert fault in str(result.exception)
-    else:
-        assert result.exit_code == 2
-        assert fault in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "fault"),
-    [
-        ("--step-time", "0", "give a positive number"),
-        ("--step-time", "-1", "give a positive number"),
-        ("--step-time", "nan", "give a positive number"),
-        ("--step-time", "inf", "give a positive number"),
-        ("--step-time", "", "give a positive number"),
-        ("--params", "abc", "give a positive number"),
-        ("--params", "7B", "give a positive number"),
-        ("--params", "-7e9", "give a positive number"),
-        ("--params", "1.5", "give a whole number"),
-        ("--tokens-per-step", "0", "give a positive number"),
-        ("--gpus", "0", "give a positive number"),
-        ("--gpus", "2.5", "give a whole number"),
-        ("--dtype", "bf17", "use one of fp64, fp32"),
-        ("--dtype", "fp4", "a100-sxm4-40gb has no fp4 peak; it has fp64, fp32, tf32, fp16, bf16, int8"),
-    ],
-)
-def test_a_wrong_value_is_one_line_and_exit_2(option: str, value: str, fault: str) -> None:
-    options = {"--params": "7e9", "--tokens-per-step": "65536", "--step-time": "1", "--gpu": "a100-sxm4-40gb"}
-    options[option] = value
-    result = run("mfu", *(part for pair in options.items() for part in pair))
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr == f"Error: {option} {value}: {result.stderr.partition(f'{option} {value}: ')[2]}"
-    assert fault in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [(), ("--model", "llama3-8b"), ("--seq-len", "8"), ("--params", "1", "--model", "llama3-8b", "--seq-len", "8")],
-)
-def test_the_work_is_given_one_way(arguments: tuple[str, ...]) -> None:
-    result = run("mfu", "--tokens-per-step", "1", "--step-time", "1", "--gpu", "l4", *arguments)
-    assert result.exit_code == 2
-    assert result.stderr == "Error: give either --params N, or --model PRESET with --seq-len T\n"
-
-
-def test_an_unknown_model_names_the_known_ones() -> None:
-    result = run("mfu", "--tokens-per-step", "1", "--step-time", "1", "--gpu", "l4", "--model", "x", "--seq-len", "1")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: --model x: use one of gpt2-124m, ")
 
 
 def test_the_list_fits_a_pipe_and_has_every_sku(here: list[SystemView]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,7 +14,14 @@ from perfsuite.measure import attempt as attempt_module
 from perfsuite.measure.attempt import AttemptSpec, attempt
 from perfsuite.measure.bench import Bench
 from perfsuite.measure.clock import FakeClock
-from perfsuite.measure.compilation import RecompiledError, compilation, forget, graphs_compiled, refuse_recompilation
+from perfsuite.measure.compilation import (
+    RecompiledError,
+    compilation,
+    forget,
+    graphs_compiled,
+    quiet_compiler,
+    refuse_recompilation,
+)
 from perfsuite.measure.measurement import CeilingSample, Measurement
 from perfsuite.verdict import Failure, Outcome
 from perfsuite.workloads.base import Step, Target
@@ -101,6 +110,22 @@ def test_a_recompilation_is_refused() -> None:
     step(torch.ones(4))
     with pytest.raises(RecompiledError, match="compiled 1 more graph"):
         refuse_recompilation(before)
+
+
+@pytest.mark.parametrize(
+    ("module", "category", "passes"),
+    [
+        ("torch.jit._script", DeprecationWarning, True),
+        ("torch._inductor.compile_fx", UserWarning, True),
+        ("torch.nn.modules", UserWarning, False),
+        ("mine", DeprecationWarning, False),
+        ("torchless", DeprecationWarning, False),
+    ],
+)
+def test_only_what_torch_warns_itself_of_is_passed_over(module: str, category: type[Warning], passes: bool) -> None:
+    """Warnings are errors here, as in many projects."""
+    with nullcontext() if passes else pytest.raises(category), quiet_compiler():
+        warnings.warn_explicit("old", category, "file.py", 1, module=module)
 
 
 def bench() -> Bench:

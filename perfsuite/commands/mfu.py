@@ -1,156 +1,134 @@
-"""``perfsuite mfu``: model FLOPs utilization of a training step from a few numbers."""
+"""``perfsuite mfu``: model FLOPs utilization, rate, time and cost of training, measured or planned."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated
-
+import msgspec
 import typer
 
-from perfsuite import units
-from perfsuite.commands.console import facts, output, refuse
+from perfsuite.commands import mfu_options as given
+from perfsuite.commands.console import output, refuse
+from perfsuite.commands.mfu_model import trained_model
+from perfsuite.commands.mfu_options import Format, Options
+from perfsuite.commands.mfu_tables import sheet_value, tables
 from perfsuite.errors import HardwareError
-from perfsuite.flops import params_flops_per_token, training_flops_per_token
 from perfsuite.hardware.catalogue import PEAK_DTYPES, Hardware, load
-from perfsuite.models import MODELS
-from perfsuite.utilization import Ceiling, Part, compute_ceiling, ideal_time_s, mixed_mfu
+from perfsuite.training_run import HFU, MFU_CONVENTIONS, Cluster, Estimate, TrainedModel, estimate
+from perfsuite.utilization import Ceiling, compute_ceiling
 
 IMPOSSIBLE = 1
-
-
-def _number(option: str) -> Callable[[object], float]:
-    """A parser of positive finite numbers that refuses others in one line."""
-
-    def parse(text: object) -> float:
-        try:
-            value = float(str(text))
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value <= 0:
-            refuse(f"{option} {text}: give a positive number, such as 7e9")
-        return value
-
-    return parse
-
-
-def _whole(option: str) -> Callable[[object], int]:
-    """A parser of positive whole numbers; ``7e9`` is one."""
-    number = _number(option)
-
-    def parse(text: object) -> int:
-        value = number(text)
-        if value != int(value):
-            refuse(f"{option} {text}: give a whole number")
-        return int(value)
-
-    return parse
-
-
-Params = Annotated[
-    int | None, typer.Option("--params", parser=_whole("--params"), metavar="N", help="Parameters of the model: 7e9.")
-]
-Model = Annotated[
-    str | None, typer.Option("--model", metavar="PRESET", help=f"In place of --params: {', '.join(MODELS)}.")
-]
-SeqLen = Annotated[
-    int | None,
-    typer.Option("--seq-len", parser=_whole("--seq-len"), metavar="T", help="Tokens of a sequence, for --model."),
-]
-TokensPerStep = Annotated[
-    int,
-    typer.Option(
-        "--tokens-per-step",
-        parser=_whole("--tokens-per-step"),
-        metavar="N",
-        help="Tokens of one step over all GPUs: sequence length x batch.",
-    ),
-]
-StepTime = Annotated[
-    float,
-    typer.Option("--step-time", parser=_number("--step-time"), metavar="S", help="Seconds that one step takes."),
-]
-Gpu = Annotated[str, typer.Option("--gpu", metavar="SKU", help="SKU or family, as `perfsuite hardware` lists them.")]
-Gpus = Annotated[int, typer.Option("--gpus", parser=_whole("--gpus"), metavar="N", help="How many GPUs.")]
-DType = Annotated[str, typer.Option("--dtype", help="Data type of the matmuls.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Count:
-    """FLOPs of one token, of what, and by which convention."""
-
-    flops_per_token: int
-    of: str
-    convention: str
+RATES = "--step-time S with --tokens-per-step N, --tokens-per-second R, or --mfu F"
 
 
 def mfu(
-    tokens_per_step: TokensPerStep,
-    step_time: StepTime,
-    gpu: Gpu,
-    params: Params = None,
-    model: Model = None,
-    seq_len: SeqLen = None,
-    gpus: Gpus = 1,
-    dtype: DType = "bf16",
+    gpu: given.Gpu,
+    gpus: given.Gpus = 1,
+    dtype: given.DType = "bf16",
+    params: given.Params = None,
+    model: given.Model = None,
+    config: given.Config = None,
+    seq_len: given.SeqLen = None,
+    layers: given.Layers = None,
+    d_model: given.Width = None,
+    heads: given.Heads = None,
+    kv_heads: given.KvHeads = None,
+    head_dim: given.HeadDim = None,
+    d_ff: given.MlpWidth = None,
+    vocab: given.Vocab = None,
+    experts: given.Experts = None,
+    active_experts: given.ActiveExperts = None,
+    gated: given.Gated = None,
+    tied: given.Tied = None,
+    step_time: given.StepTime = None,
+    tokens_per_step: given.TokensPerStep = None,
+    tokens_per_second: given.TokensPerSecond = None,
+    planned_mfu: given.PlannedMfu = None,
+    convention: given.Convention = None,
+    tokens: given.Tokens = None,
+    price: given.Price = None,
+    output_format: given.OutputFormat = Format.TABLE,
 ) -> None:
-    """Model FLOPs utilization of a training step, or why the numbers cannot be.
+    """Model FLOPs utilization of training by every convention, measured or planned; rate, time and cost of a run.
 
-    With --params, 6N FLOPs a token and no attention; with --model, its exact
-    count. Exit code 1 where the step would pass the dense peak.
+    Exit code 1 where the numbers would pass the dense peak.
     """
-    count = _count(params, model, seq_len)
-    ceiling, name = _ceiling(gpu, dtype)
-    flops = float(count.flops_per_token * tokens_per_step)
-    part = Part(flops=flops, peak_flops_per_s=ceiling.value * gpus)
-    fraction = mixed_mfu([part], time_s=step_time)
-    table = facts()
-    table.add_row("FLOPs", f"{units.format_si(flops, 'FLOP')} a step: {count.of} x {tokens_per_step:,} tokens")
-    table.add_row("Convention", count.convention)
-    table.add_row("Peak", _peak(ceiling, name, gpus, dtype))
-    table.add_row("MFU", _verdict(fraction, step_time, ideal_time_s([part])))
-    output().print(table)
-    if fraction > 1:
+    # Nothing but the options is local here: naming each of them again would be half of a page.
+    _answer(Options(**locals()))
+
+
+def _answer(options: Options) -> None:
+    """Print the estimate; exit code 1 where it is impossible."""
+    found = _estimate(options)
+    if options.output_format is Format.JSON:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        console = output()
+        for number, table in enumerate(tables(found, options)):
+            if number:
+                console.print()
+            console.print(table)
+    if not found.possible:
         raise typer.Exit(IMPOSSIBLE)
 
 
-def _count(params: int | None, model: str | None, seq_len: int | None) -> _Count:
-    """What one token costs, from the number of parameters or from a preset and its sequence length."""
-    if params is not None and model is None and seq_len is None:
-        return _Count(
-            flops_per_token=params_flops_per_token(params),
-            of=f"6 x {params:,} parameters",
-            convention="6N a token: forward 2N, backward 4N; attention is not counted",
-        )
-    if params is not None or model is None or seq_len is None:
-        refuse("give either --params N, or --model PRESET with --seq-len T")
-    if model not in MODELS:
-        refuse(f"--model {model}: use one of {', '.join(MODELS)}")
-    return _Count(
-        flops_per_token=training_flops_per_token(MODELS[model], seq_len=seq_len, convention="exact"),
-        of=model,
-        convention="exact: matmuls and causal attention, forward and twice that backward",
+def _estimate(options: Options) -> Estimate:
+    model = trained_model(options)
+    convention = _convention(options, model)
+    _refuse_contradiction(options)
+    cluster = _cluster(options)
+    return estimate(
+        model,
+        cluster,
+        tokens_per_s=_tokens_per_s(options, cluster, model.flops_per_token[convention]),
+        convention=convention,
+        tokens=options.tokens,
+        price_per_gpu_hour=options.price,
     )
 
 
-def _peak(ceiling: Ceiling, name: str, gpus: int, dtype: str) -> str:
-    total = units.format_si(ceiling.value * gpus, ceiling.unit)
-    return f"{total}: {gpus} x {name} of {_sheet_value(ceiling)} {dtype}, dense data sheet"
+def _convention(options: Options, model: TrainedModel) -> str:
+    """What a planned MFU and five points more go by."""
+    name = options.convention
+    if name is None:
+        return model.least_convention
+    if name == HFU:
+        refuse(f"--convention {HFU}: an HFU is no MFU; use one of {', '.join(MFU_CONVENTIONS)}")
+    if name not in MFU_CONVENTIONS:
+        refuse(f"--convention {name}: use one of {', '.join(MFU_CONVENTIONS)}")
+    if name not in model.flops_per_token:
+        refuse(f"--convention {name}: needs a model's sizes; with --params there is {', '.join(model.flops_per_token)}")
+    return name
 
 
-def _sheet_value(ceiling: Ceiling) -> str:
-    """The peak with every digit of the data sheet: ``989.5 TFLOP/s``."""
-    return f"{ceiling.value / units.TERA:g} T{ceiling.unit}"
+def _refuse_contradiction(options: Options) -> None:
+    """A rate is given once, and a price has a run that it is for."""
+    ways = {
+        "--step-time": options.step_time,
+        "--tokens-per-second": options.tokens_per_second,
+        "--mfu": options.planned_mfu,
+    }
+    flags = [flag for flag, value in ways.items() if value is not None]
+    if len(flags) > 1:
+        refuse(f"{' and '.join(flags)} contradict each other; give one of {RATES}")
+    if options.price is not None and options.tokens is None:
+        refuse("--price-per-gpu-hour needs --tokens N: how many tokens the run has")
 
 
-def _verdict(fraction: float, step_time_s: float, least_s: float) -> str:
-    percent = units.format_percent(fraction)
-    least = units.format_time_us(units.s_to_us(least_s))
-    if fraction <= 1:
-        return f"{percent} (100 % would take {least} a step)"
-    given = units.format_time_us(units.s_to_us(step_time_s))
-    return f"impossible: {given} a step would be {percent} of the peak; a step takes at least {least}"
+def _tokens_per_s(options: Options, cluster: Cluster, flops_per_token: int) -> float:
+    """The rate of all GPUs, measured or planned."""
+    if options.tokens_per_second is not None:
+        return options.tokens_per_second
+    if options.planned_mfu is not None:
+        return cluster.tokens_per_s(utilization=options.planned_mfu, flops_per_token=flops_per_token)
+    if options.step_time is None:
+        refuse(f"no rate: give one of {RATES}")
+    if options.tokens_per_step is None:
+        refuse("--step-time needs --tokens-per-step N: how many tokens all GPUs do in a step")
+    return options.tokens_per_step / options.step_time
+
+
+def _cluster(options: Options) -> Cluster:
+    ceiling, name = _ceiling(options.gpu, options.dtype)
+    return Cluster(gpu=name, gpus=options.gpus, dtype=options.dtype, unit=ceiling.unit, peak_flops_per_s=ceiling.value)
 
 
 def _ceiling(gpu: str, dtype: str) -> tuple[Ceiling, str]:
@@ -179,5 +157,5 @@ def _called(rows: tuple[Hardware, ...]) -> str:
 
 def _differ(rows: tuple[Hardware, ...], dtype: str) -> str:
     peaks = ((row.sku, compute_ceiling(row, dtype)) for row in rows)
-    each = (f"{sku} {'unknown' if peak is None else _sheet_value(peak)}" for sku, peak in peaks)
+    each = (f"{sku} {'unknown' if peak is None else sheet_value(peak.value, peak.unit)}" for sku, peak in peaks)
     return f"its SKUs have different {dtype} peaks: {', '.join(each)}"

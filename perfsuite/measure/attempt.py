@@ -21,7 +21,14 @@ from perfsuite.measure.check import (
     prepared,
 )
 from perfsuite.measure.clock import ClockFaultError, Step
-from perfsuite.measure.compilation import RecompiledError, compilation, forget, graphs_compiled, refuse_recompilation
+from perfsuite.measure.compilation import (
+    RecompiledError,
+    compilation,
+    forget,
+    graphs_compiled,
+    quiet_compiler,
+    refuse_recompilation,
+)
 from perfsuite.measure.conditions import device_conditions, host_conditions, host_snapshot
 from perfsuite.measure.control import Control, control_for
 from perfsuite.measure.drill import filler_for, make_drill
@@ -109,7 +116,7 @@ class _Attempt:
     def run(self, progress: Callable[[int, Interval], None] | None) -> Measurement:
         """Build, check, sample, check again; summed up, and ceilings probed, without what the case has set."""
         __tracebackhide__ = True
-        with isolation():
+        with isolation(), quiet_compiler():
             sampled = self._sampled(progress)
         return summarize(
             sampled,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from perfsuite.measure.measurement import Compilation
@@ -15,6 +17,15 @@ _LONGEST = 200
 
 class RecompiledError(Exception):
     """A step was compiled again while it was measured, so that samples hold compilation."""
+
+
+@contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Pass over what torch warns itself of: a project that makes errors of warnings could not compile anything."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")
+        warnings.filterwarnings("ignore", module=r"torch\.(_inductor|_dynamo|_functorch)")
+        yield
 
 
 def forget() -> None:
