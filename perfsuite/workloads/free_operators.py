@@ -54,7 +54,8 @@ FREE_NAMES = ALLOCATING | _names(
     _philox_normal _philox_uniform
 
     complex dist elu_backward floor_divide glu glu_backward hardshrink_backward hardsigmoid_backward hardswish
-    hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward log_sigmoid_forward polar rrelu_with_noise
+    hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward log_sigmoid_forward polar
+    rrelu_with_noise
     rrelu_with_noise_backward softplus_backward softshrink_backward _prelu_kernel _prelu_kernel_backward
     _add_relu addr
 
