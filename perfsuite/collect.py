@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfsuite.errors import UsageError
+from perfsuite.record import SweepPart
 
 CASE_PREFIX = "bench_"
 BENCHMARK_FIXTURE = "benchmark"
@@ -119,7 +122,7 @@ def _kind(value: object) -> str:
 def _refuse_repeated_ids(item: pytest.Item, mark: pytest.Mark) -> None:
     """Two equal ids in one parametrize, which pytest tells apart by numbering them."""
     places: dict[str, int] = {}
-    for place, each in enumerate(_ids_before_numbering(mark)):
+    for place, each in enumerate(found.own_id for found in _parameter_sets(mark)):
         if each is not None and places.setdefault(each, place) != place:
             raise UsageError(
                 f"{item.nodeid}: the id {each!r} names both parameter set {places[each]} and parameter set {place}; "
@@ -127,13 +130,33 @@ def _refuse_repeated_ids(item: pytest.Item, mark: pytest.Mark) -> None:
             )
 
 
-def _ids_before_numbering(mark: pytest.Mark) -> list[str | None]:
-    """The ids of a parametrize mark as they are before pytest numbers repeated ones; None where it numbers anyway."""
-    given = {**dict(zip(("argnames", "argvalues", "indirect", "ids"), mark.args, strict=False)), **mark.kwargs}
+def _given(mark: pytest.Mark) -> dict[str, Any]:
+    """The arguments of a parametrize mark itself, by name."""
+    return {**dict(zip(("argnames", "argvalues", "indirect", "ids"), mark.args, strict=False)), **mark.kwargs}
+
+
+def _argument_names(mark: pytest.Mark) -> tuple[str, ...]:
+    """The arguments that a parametrize mark gives values to."""
+    names = _given(mark).get("argnames", ())
+    listed = names.split(",") if isinstance(names, str) else names
+    return tuple(name.strip() for name in listed if name.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnSet:
+    """A parameter set: its values, and its id before pytest numbers repeated ones; None where it numbers anyway."""
+
+    values: tuple[object, ...]
+    own_id: str | None
+
+
+def _parameter_sets(mark: pytest.Mark) -> list[_OwnSet]:
+    """The parameter sets of a parametrize mark."""
+    given = _given(mark)
     names, values, ids = given.get("argnames", ()), list(given.get("argvalues", ())), given.get("ids")
     if ids is not None and not callable(ids) and not hasattr(ids, "__len__"):
         return []  # an iterator that pytest has used up
-    several = len(names.split(",") if isinstance(names, str) else names) > 1
+    alone = isinstance(names, str) and "," not in names  # otherwise pytest takes each set apart, one of one too
     listed = [] if ids is None or callable(ids) else list(ids)
     make_id = ids if callable(ids) else None
     found = []
@@ -141,8 +164,8 @@ def _ids_before_numbering(mark: pytest.Mark) -> list[str | None]:
         own = value.id if isinstance(value, _ParameterSet) else None
         if own is None and place < len(listed) and listed[place] is not None:
             own = str(listed[place])
-        parts = value.values if isinstance(value, _ParameterSet) else value if several else (value,)
-        found.append(own if isinstance(own, str) else _joined_id(parts, make_id))
+        parts = tuple(value.values if isinstance(value, _ParameterSet) else (value,) if alone else value)
+        found.append(_OwnSet(values=parts, own_id=own if isinstance(own, str) else _joined_id(parts, make_id)))
     return found
 
 
@@ -163,6 +186,79 @@ def _text_of(value: object, make_id: Callable[[Any], object] | None) -> str | No
         return value.decode("ascii", "backslashreplace") if isinstance(value, bytes) else str(value)
     name = getattr(value, "__name__", None)
     return name if isinstance(name, str) else None
+
+
+def sweep_parts(axes: Mapping[pytest.Item, str]) -> dict[str, SweepPart]:
+    """By id the family of each case that is part of a sweep, ``axes`` being the argument that it sweeps.
+
+    A UsageError that names case and argument where the case has no such argument, or no number for it.
+    """
+    known: _Known = {}
+    return {item.nodeid: _sweep_part(item, axis, known) for item, axis in axes.items()}
+
+
+_Known = dict[int, dict[tuple[object, ...], list[_OwnSet]]]
+"""The parameter sets of each parametrize mark by their values: the cases of a function share its marks."""
+
+
+def _sweep_part(item: pytest.Item, axis: str, known: _Known) -> SweepPart:
+    params = _parameters(item)
+    if axis not in params:
+        has = f"it has {', '.join(params)}" if params else "it has none"
+        raise UsageError(f"{item.nodeid}: perf(sweep={axis!r}) names no parameter of this case; {has}")
+    at = params[axis]
+    if isinstance(at, bool) or not isinstance(at, int | float) or not abs(at) <= sys.float_info.max:
+        raise UsageError(f"{item.nodeid}: perf(sweep={axis!r}) needs a finite number, not {axis}={at!r}")
+    others = "-".join(_other_parameters(item, axis, known))
+    function = item.nodeid.removesuffix(f"[{_case_id(item)}]")
+    return SweepPart(family=f"{function}[{others}]" if others else function, axis=axis, at=float(at))
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    """A case's parameters by name."""
+    return dict(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
+def _case_id(item: pytest.Item) -> str:
+    """What stands in brackets at the end of a case's name."""
+    return str(item.callspec.id) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
+
+
+def _other_parameters(item: pytest.Item, axis: str, known: _Known) -> list[str]:
+    """A case's parameters without ``axis``: by the ids of their parametrize marks, else each by name and value."""
+    left = _parameters(item)
+    del left[axis]
+    found = []
+    for mark in item.iter_markers("parametrize"):
+        names = _argument_names(mark)
+        own = None if axis in names else _own_id(item, mark, _key(left.get(name) for name in names), known)
+        if own is not None:
+            found.append(own)
+            left = {name: value for name, value in left.items() if name not in names}
+    return [*found, *(f"{name}={_label(value)}" for name, value in left.items())]
+
+
+def _own_id(item: pytest.Item, mark: pytest.Mark, key: tuple[object, ...], known: _Known) -> str | None:
+    """The id that a mark gives to these values; where it gives several, the one in the case's own id."""
+    if id(mark) not in known:
+        by_values = known.setdefault(id(mark), {})
+        for each in _parameter_sets(mark):
+            by_values.setdefault(_key(each.values), []).append(each)
+    ids = [each.own_id for each in known[id(mark)].get(key, ()) if each.own_id is not None]
+    if len(ids) < 2:
+        return ids[0] if ids else None
+    return next((own for own in ids if f"-{own}-" in f"-{_case_id(item)}-"), None)
+
+
+def _key(values: Iterable[object]) -> tuple[object, ...]:
+    """What is equal where the values are the same: plain ones by type and value, others by identity."""
+    return tuple((type(each), each) if isinstance(each, _STABLE_TYPES) else id(each) for each in values)
+
+
+def _label(value: object) -> str:
+    """A value in a few characters that are the same in every run: itself, its name, or what kind of thing it is."""
+    plain = None if _may_be_numbered(value) else _text_of(value, None)
+    return plain if plain is not None else _kind(value)
 
 
 class MissingFile(pytest.File):

@@ -1,4 +1,4 @@
-"""Which baseline rows ought to have had a case in this session: only those of files that were collected whole."""
+"""Which baseline rows ought to have had a case in this session, and why: only those of files collected whole."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfsuite.baseline import Row, suggest_rename
+from perfsuite.record import Record
+
+if TYPE_CHECKING:
+    import pytest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +25,29 @@ class Selection:
     ignored: tuple[str, ...] = ()
     ignored_globs: tuple[str, ...] = ()
     partial: bool = False
+
+
+def selection_of(config: pytest.Config) -> Selection:
+    """What this session was told to collect."""
+    option = config.option
+    return Selection(
+        arguments=tuple(str(each) for each in config.args),
+        directory=config.invocation_params.dir,
+        root=config.rootpath,
+        ignored=tuple(option.ignore or ()),
+        ignored_globs=tuple(option.ignore_glob or ()),
+        partial=bool(getattr(option, "lf", False) or getattr(option, "stepwise", False)),
+    )
+
+
+def missing_reason(case: str, row: Row | None, records: Sequence[Record]) -> str:
+    """What to tell of a missing case: that it was skipped, or the new name that it probably has."""
+    skipped = next((record for record in records if record.case == case), None)
+    if skipped is not None:
+        return f"its baseline row is there, but it was skipped: {skipped.reason}"
+    reason = "its baseline row is there, but the case is not; `perfsuite baselines prune` removes such rows"
+    renamed = suggest_rename(case, row, records) if row else None
+    return f"{reason}; was it renamed to {renamed}?" if renamed is not None else reason
 
 
 def whole_files(files: Iterable[str], selection: Selection, is_case_file: Callable[[Path], bool]) -> set[str]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
-from perfsuite.errors import HardwareError
+from perfsuite.errors import CaseError, HardwareError
+from perfsuite.footprint import largest_batch
 from perfsuite.gate import ITERATION_LIMIT_GPU_S
 from perfsuite.hardware.catalogue import Hardware, ambiguity, load
 from perfsuite.hardware.selection import detect
 from perfsuite.measure.metric import metric_of
+from perfsuite.measure.sampler import MIN_SAMPLES
 from perfsuite.terminal import PlanRow
 from perfsuite.units import format_bytes, format_time_us, s_to_us
-from perfsuite.utilization import arithmetic_intensity
-from perfsuite.workloads.base import Target, Workload
+from perfsuite.utilization import Part, arithmetic_intensity, ideal_time_s
+from perfsuite.workloads.base import Target, Work, Workload
+
+NOTABLE = 0.01
+"""Parts below this share of the memory are left out of a reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +26,7 @@ class PlanTarget:
     """The device that is planned for, here or not, and its data sheet where it has one."""
 
     target: Target
+    family: str
     hardware: Hardware | None
 
 
@@ -28,7 +35,7 @@ def plan_target(gpu: str) -> PlanTarget:
     if gpu in ("auto", "cpu") or gpu.startswith("cpu-"):
         device = detect(gpu)
         target = Target(backend=device.backend, sku=device.sku, compute_capability=device.compute_capability)
-        return PlanTarget(target=target, hardware=device.hardware())
+        return PlanTarget(target=target, family=device.family, hardware=device.hardware())
     try:
         rows = load().resolve(gpu)
     except HardwareError as error:
@@ -38,47 +45,80 @@ def plan_target(gpu: str) -> PlanTarget:
     row = rows[0].per_torch_device()
     capability = row.chip.compute_capability
     backend = "rocm" if capability.startswith("gfx") else "cuda"
-    return PlanTarget(target=Target(backend=backend, sku=row.sku, compute_capability=capability), hardware=row)
+    target = Target(backend=backend, sku=row.sku, compute_capability=capability)
+    return PlanTarget(target=target, family=row.family, hardware=row)
 
 
-def plan_row(case: str, workload: Workload, planned: PlanTarget) -> PlanRow:
-    """One case's work and the least time it can take on the planned device."""
+def plan_row(case: str, workload: Workload, planned: PlanTarget, *, budget_s: float) -> PlanRow:
+    """One case's work, the least time it can take on the planned device, its memory; ``budget_s`` is for sampling."""
     work, hardware = workload.work(), planned.hardware
-    flops, nbytes = work.flops, work.nbytes
+    flops, nbytes, parts = work.flops, work.nbytes, workload.memory_parts()
     metric = metric_of(workload, flops or 0, nbytes, backend=planned.target.backend, hardware=hardware)
+    time_us, memory_bytes = _roofline_time_us(work, workload.dtype, hardware), workload.memory_bytes()
     return PlanRow(
         case=case,
         flops=flops,
         nbytes=nbytes,
         arithmetic_intensity=None if flops is None else arithmetic_intensity(flops=flops, nbytes=nbytes or 0),
         bound={"mfu": "compute", "mbu": "memory"}.get(metric, "launch"),
-        roofline_time_us=_roofline_time_us(workload, hardware),
-        memory_bytes=workload.memory_bytes(),
+        roofline_time_us=time_us,
+        memory_bytes=memory_bytes,
+        memory_parts=parts,
+        largest_batch=_largest_batch(workload, hardware) if parts and hardware is not None else None,
         dtype=workload.dtype,
-        skip=_skip(workload, planned),
+        skip=workload.unsupported(planned.target)
+        or _too_large(memory_bytes, parts, hardware)
+        or (_too_slow(time_us, budget_s) if workload.sized else None),
     )
 
 
-def _roofline_time_us(workload: Workload, hardware: Hardware | None) -> float | None:
-    """The longer of computing and moving bytes; None where a needed peak is not known."""
+def _roofline_time_us(work: Work, dtype: str, hardware: Hardware | None) -> float | None:
+    """The longer of computing, each data type at its own peak, and moving bytes; None where a peak is not known."""
     if hardware is None:
         return None
-    work = workload.work()
-    peak = hardware.flops_per_s(workload.dtype)
-    if work.flops and not peak:
+    split = dict(work.flops_by_dtype) or {dtype: work.flops or 0}
+    peaks = {name: hardware.flops_per_s(name) for name, flops in split.items() if flops}
+    parts = [Part(flops=split[name], peak_flops_per_s=peak) for name, peak in peaks.items() if peak]
+    if len(parts) < len(peaks):
         return None
-    compute_s = (work.flops or 0) / peak if peak else 0.0
-    return s_to_us(max(compute_s, (work.nbytes or 0) / hardware.memory_bytes_per_s)) or None
+    return s_to_us(max(ideal_time_s(parts), (work.nbytes or 0) / hardware.memory_bytes_per_s)) or None
 
 
-def _skip(workload: Workload, planned: PlanTarget) -> str | None:
-    """Why the case would be skipped."""
-    if reason := workload.unsupported(planned.target):
-        return reason
-    needed = workload.memory_bytes()
-    if needed is not None and planned.hardware is not None and needed > planned.hardware.memory_bytes:
-        return f"needs {format_bytes(needed)}, the device has {format_bytes(planned.hardware.memory_bytes)}"
-    time_us, limit_us = _roofline_time_us(workload, planned.hardware), s_to_us(ITERATION_LIMIT_GPU_S)
-    if time_us is None or time_us <= limit_us or not workload.sized:
+def _largest_batch(workload: Workload, hardware: Hardware) -> int | None:
+    """The largest batch of a workload that has one, by its memory alone; None where it has none, or not even 1 fits."""
+    if all(field.name != "batch" for field in fields(workload)):
+        return None
+
+    def needed(batch: int) -> int | None:
+        try:
+            return replace(workload, batch=batch).memory_bytes()  # type: ignore[call-arg]  # it has the field
+        except CaseError:  # the workload does not take every batch
+            return None
+
+    return largest_batch(needed, int(hardware.memory_bytes))
+
+
+def _too_large(needed: int | None, parts: Mapping[str, int], hardware: Hardware | None) -> str | None:
+    """Why the case's memory passes the device's."""
+    if needed is None or hardware is None or needed <= hardware.memory_bytes:
+        return None
+    by_part = f" ({_by_part(parts)})" if len(parts) > 1 else ""
+    return f"needs {format_bytes(needed)}{by_part}, the device has {format_bytes(hardware.memory_bytes)}"
+
+
+def _by_part(parts: Mapping[str, int]) -> str:
+    """``parameters 13.0, gradients 13.0 GiB``: what makes up the most of it, the unit once where all share it."""
+    least = NOTABLE * sum(parts.values())
+    texts = {name.replace("_", " "): format_bytes(size) for name, size in parts.items() if size >= least}
+    units = {text.partition(" ")[2] for text in texts.values()}
+    if len(units) > 1:
+        return ", ".join(f"{name} {text}" for name, text in texts.items())
+    return ", ".join(f"{name} {text.partition(' ')[0]}" for name, text in texts.items()) + f" {units.pop()}"
+
+
+def _too_slow(time_us: float | None, budget_s: float) -> str | None:
+    """Why one iteration passes the limit, which a budget that holds enough longer iterations raises."""
+    limit_us = s_to_us(max(ITERATION_LIMIT_GPU_S, budget_s / MIN_SAMPLES))
+    if time_us is None or time_us <= limit_us:
         return None
     return f"one iteration takes at least {format_time_us(time_us)}, the limit is {format_time_us(limit_us)}"

@@ -10,20 +10,22 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from perfsuite.baseline import Action, Row, Store, merge_row, missing, suggest_rename
-from perfsuite.collect import MissingCase, is_case_file, missing_case
+from perfsuite.baseline import Store, missing
+from perfsuite.collect import MissingCase, is_case_file, missing_case, sweep_parts
 from perfsuite.errors import UsageError
 from perfsuite.gate import CaseState, Gate, Request
 from perfsuite.hardware.selection import gather, select
-from perfsuite.missing import Selection, fixed_prefix, whole_files
+from perfsuite.missing import fixed_prefix, missing_reason, selection_of, whole_files
 from perfsuite.planning import PlanTarget, plan_row, plan_target
 from perfsuite.record import Record
+from perfsuite.recording import update_baselines
 from perfsuite.runfolder import LATEST, RunEnd, RunFolder, RunInfo, new_directory
 from perfsuite.settings import CaseSettings, Settings, case_settings
 from perfsuite.terminal import PlanRow, plan, progress_line, summary
-from perfsuite.verdict import CLEAN, FAILED, UNDECIDED, Outcome
+from perfsuite.verdict import FAILED, UNDECIDED, Outcome
 from perfsuite.workers.hooks import call_case, without_own_frames
 from perfsuite.workers.inprocess import InProcess
 from perfsuite.workers.local import Launch
@@ -49,7 +51,6 @@ class SessionRun:
         self._records: list[Record] = []
         self._plan: list[PlanRow] = []
         self._notes: list[str] = []
-        self._rows_refused: list[str] = []
         self._folder: RunFolder | None = None
         self._gate: Gate | None = None
         self._measurer: Pool | InProcess | None = None
@@ -57,6 +58,7 @@ class SessionRun:
         self._start_s = time.monotonic()
         if settings.plan:
             self._planned = plan_target(settings.gpu)
+            self._hold_to_markers(cases, sku=self._planned.target.sku, family=self._planned.family)
             return
         view = gather(settings.gpu)
         self.device = select(settings.gpu, view=view)
@@ -64,30 +66,19 @@ class SessionRun:
         prefix = fixed_prefix(self._patterns)
         self._store = Store(directory=settings.baselines, sku=self.device.sku, prefix=prefix)
         self._baselines = self._store.load()
-        self._case_settings = {item.nodeid: self._marker_settings(item) for item in cases}
+        self._hold_to_markers(cases, sku=self.device.sku, family=self.device.family)
 
-    def _marker_settings(self, item: pytest.Item) -> CaseSettings:
-        """The nearest ``perf`` marker's word on each argument."""
-        arguments: dict[str, object] = {}
-        for marker in item.iter_markers("perf"):
-            if marker.args:
-                raise UsageError(f"{item.nodeid}: perf takes named arguments only, such as perf(tolerance=0.05)")
-            arguments = {**marker.kwargs, **arguments}
-        return case_settings(item.nodeid, arguments, sku=self.device.sku, family=self.device.family)
+    def _hold_to_markers(self, cases: Sequence[pytest.Item], *, sku: str, family: str) -> None:
+        """What each case's ``perf`` markers ask for on this device, and the sweep that it is part of."""
+        self._case_settings = {item.nodeid: _marker_settings(item, sku=sku, family=family) for item in cases}
+        axes = {item: axis for item in cases if (axis := self._case_settings[item.nodeid].sweep) is not None}
+        self._sweeps = sweep_parts(axes)
 
     # Missing cases
 
     def missing_cases(self, session: pytest.Session) -> tuple[str, ...]:
         """Baseline rows of files that were collected whole, without a case."""
-        option = self._config.option
-        selection = Selection(
-            arguments=tuple(str(each) for each in self._config.args),
-            directory=self._config.invocation_params.dir,
-            root=self._config.rootpath,
-            ignored=tuple(option.ignore or ()),
-            ignored_globs=tuple(option.ignore_glob or ()),
-            partial=bool(getattr(option, "lf", False) or getattr(option, "stepwise", False)),
-        )
+        selection = selection_of(self._config)
         matches = partial(is_case_file, patterns=self._patterns, root=self._config.rootpath, named=False)
         files = {case.partition("::")[0] for case in self._baselines.rows}
         return missing(self._baselines.rows, self._collected, whole_files(files, selection, matches))
@@ -99,15 +90,7 @@ class SessionRun:
 
     def missing_reason(self, case: str) -> str:
         """What to tell of a missing case, with the new name that it probably has."""
-        skipped = next((record for record in self._records if record.case == case), None)
-        if skipped is not None:
-            reason = f"its baseline row is there, but it was skipped: {skipped.reason}"
-        else:
-            reason = "its baseline row is there, but the case is not; `perfsuite baselines prune` removes such rows"
-            row = self._baselines.rows.get(case)
-            renamed = suggest_rename(case, row, self._records) if row else None
-            if renamed is not None:
-                reason += f"; was it renamed to {renamed}?"
+        reason = missing_reason(case, self._baselines.rows.get(case), self._records)
         self._add(Record(run=self._run_name, case=case, verdict=Outcome.MISSING, reason=reason))
         return f"{Outcome.MISSING}: {reason}"
 
@@ -134,7 +117,8 @@ class SessionRun:
         """Let the last worker tear its fixtures down, and store what was recorded."""
         if self._measurer is not None:
             self._measurer.fresh()
-        self._update_baselines()
+        if self._gate is not None and self._settings.update_baselines:
+            self._notes += update_baselines(self._gate, self._store, self._baselines, accept=self._settings.accept)
 
     @property
     def _run_name(self) -> str:
@@ -248,7 +232,8 @@ class SessionRun:
     def conclude(self, item: pytest.Function) -> None:
         """A case's call in this process: plan it, or raise what its verdict asks for."""
         if self._planned is not None:
-            self._plan.append(plan_row(item.nodeid, call_case(item), self._planned))
+            budget_s = self._case_settings[item.nodeid].budget_s or self._settings.budget
+            self._plan.append(plan_row(item.nodeid, call_case(item), self._planned, budget_s=budget_s))
             return
         assert self._gate is not None
         if isinstance(self._measurer, InProcess):
@@ -307,40 +292,13 @@ class SessionRun:
         )
 
     def _add(self, record: Record) -> None:
-        """Write a record as soon as it is final."""
+        """Write a record as soon as it is final, with its place in a sweep."""
+        record = msgspec.structs.replace(record, sweep=self._sweeps.get(record.case))
         self._records.append(record)
         if self._folder is not None:
             if not self._folder.info.environment and self._gate is not None and self._gate.environment.get("torch"):
                 self._folder.update(self._gate.environment)
             self._folder.add(record)
-
-    def _update_baselines(self) -> None:
-        """Store the rows of clean cases, all at once; rows that would get worse without a reason stay as they are."""
-        gate = self._gate
-        if gate is None or not self._settings.update_baselines:
-            return
-        environment = {key: value for key, value in gate.environment.items() if key != "git_commit"}
-        rows: dict[str, Row] = {}
-        for case, state in gate.states.items():
-            row = gate.new_row(state)
-            if row is None or state.verdict is None or state.verdict.outcome not in CLEAN:
-                continue
-            merge = merge_row(
-                self._baselines.rows.get(case),
-                row,
-                reference=gate.reference(case),
-                tolerance=gate.tolerance(state.request),
-                accept=self._settings.accept,
-            )
-            if merge.action is Action.WRITTEN:
-                rows[case] = merge.row
-            elif merge.action is Action.REFUSED:
-                self._rows_refused.append(f"baseline of {case} kept: {merge.reason}")
-        stored = {name: dict[str, str | None](content) for name, content in self._baselines.environments.items()}
-        self._store.update(rows, {**stored, "": environment})  # new rows name this session's by no name
-        count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
-        self._notes.append(f"baselines: {count} written to {self._store.folder}")
-        self._notes.extend(self._rows_refused)
 
     # The end
 
@@ -418,6 +376,16 @@ class SessionRun:
             return
         width = reporter._tw.fullwidth  # noqa: SLF001 - as above
         reporter.rewrite(progress_line(case, look.samples, look.low, look.high, width), erase=True)
+
+
+def _marker_settings(item: pytest.Item, *, sku: str, family: str) -> CaseSettings:
+    """The nearest ``perf`` marker's word on each argument."""
+    arguments: dict[str, object] = {}
+    for marker in item.iter_markers("perf"):
+        if marker.args:
+            raise UsageError(f"{item.nodeid}: perf takes named arguments only, such as perf(tolerance=0.05)")
+        arguments = {**marker.kwargs, **arguments}
+    return case_settings(item.nodeid, arguments, sku=sku, family=family)
 
 
 def _from(pending: Sequence[CaseState], number: int) -> Sequence[CaseState]:

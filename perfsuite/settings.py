@@ -200,7 +200,7 @@ def gpu_name(given: str | None, ini: str | None) -> str:
     return "auto"
 
 
-MARKER_ARGUMENTS = ("tolerance", "floor", "budget_s", "timeout_s")
+MARKER_ARGUMENTS = ("tolerance", "floor", "budget_s", "timeout_s", "sweep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +211,7 @@ class CaseSettings:
     floor: float | None = None
     budget_s: float | None = None
     timeout_s: float | None = None
+    sweep: str | None = None
 
 
 def case_settings(case: str, arguments: Mapping[str, object], *, sku: str, family: str) -> CaseSettings:
@@ -225,6 +226,7 @@ def case_settings(case: str, arguments: Mapping[str, object], *, sku: str, famil
         floor=_for_device(case, "floor", arguments.get("floor"), sku, family),
         budget_s=_marker_number(case, "budget_s", arguments.get("budget_s")),
         timeout_s=_marker_number(case, "timeout_s", arguments.get("timeout_s")),
+        sweep=_marker_name(case, "sweep", arguments.get("sweep")),
     )
 
 
@@ -251,3 +253,11 @@ def _marker_number(case: str, name: str, value: object) -> float | None:
     if not 0 < number < sys.float_info.max:
         raise UsageError(f"{case}: perf({name}={value!r}) must be a number greater than 0")
     return float(number)
+
+
+def _marker_name(case: str, name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.isidentifier():
+        raise UsageError(f"{case}: perf({name}={value!r}) must be the name of one of the case's arguments")
+    return value

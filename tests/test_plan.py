@@ -39,6 +39,50 @@ def shape():
 def bench_with_fixture(shape):
     return Gemm(m=shape, n=shape, k=shape, dtype="bf16")
 """
+MODELS = """
+from dataclasses import dataclass
+
+import pytest
+from perfsuite import Work, Workload
+
+GIB = 2**30
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Workload):
+    kind = "step"
+
+    batch: int
+    weights_gib: int = 1
+    tflop: int = 312
+
+    def work(self):
+        half = self.tflop * 10**12
+        return Work(flops=2 * half, nbytes=10**9, flops_by_dtype=(("bf16", half), ("fp32", half)))
+
+    def memory_parts(self):
+        weights = self.weights_gib * GIB
+        return {"parameters": weights, "optimizer_state": 2 * weights, "activations": self.batch * GIB, "inputs": 1024}
+
+    def memory_bytes(self):
+        return sum(self.memory_parts().values())
+
+    def build(self, device):
+        raise AssertionError("a plan builds nothing")
+
+def bench_two_dtypes():
+    return Step(batch=1, tflop=3)
+
+@pytest.mark.perf(sweep="batch", budget_s=200.0)
+@pytest.mark.parametrize("batch", [4, 72])
+def bench_sweep(batch):
+    return Step(batch=batch)
+
+def bench_slow():
+    return Step(batch=1)
+
+def bench_large():
+    return Step(batch=1, weights_gib=25)
+"""
 CONFTEST = """
 import sys
 
@@ -120,3 +164,56 @@ def test_plan_of_the_cpu_that_is_here(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_inprocess("-p", "perfsuite.plugin", "bench_x.py", "--gpu", "cpu", "--perf-plan")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*bench_gemm*"])
+
+
+# Models
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """A plan of training steps for an A100 of 80 decimal GB, that is 74.5 GiB."""
+    project = Project(directory=tmp_path_factory.mktemp("models"), environment={"COLUMNS": "140"})
+    project.write("bench_m.py", MODELS)
+    return project.run("bench_m.py", "--gpu", "a100-sxm4-80gb", "--perf-plan")
+
+
+def flat(text: str) -> str:
+    """The text without its line breaks."""
+    return " ".join(text.split())
+
+
+def test_plan_gives_each_data_type_its_own_peak(models: Session) -> None:
+    assert models.code == 0, models.output
+    # 3e12 / 312e12 + 3e12 / 19.5e12 s = 9.6 + 153.8 ms
+    assert "163 ms" in flat(" ".join(row(models, "bench_two_dtypes")))
+
+
+def test_plan_shows_what_memory_is_made_of(models: Session) -> None:
+    table = models.output.partition("memory by part")[2]
+    assert flat(table).startswith("case parameters optimizer activations inputs total max batch bench_m.py")
+    line = next(line for line in table.splitlines() if "bench_two_dtypes" in line)
+    assert flat(line) == "bench_two_dtypes 1.00 GiB 2.00 GiB 1.00 GiB 1.00 KiB 4.00 GiB 71", "71 + 3 GiB of 74.5"
+    line = next(line for line in table.splitlines() if "bench_large" in line)
+    assert line.endswith("\N{EN DASH}"), "75 GiB are too many before the first sequence"
+
+
+def test_plan_says_what_takes_the_memory_of_a_case_that_does_not_fit(models: Session) -> None:
+    text = flat(models.output)
+    assert "skipped: needs 76.0 GiB (parameters 25.0, optimizer state 50.0, activations 1.00 GiB), the device" in text
+    assert "needs 75.0 GiB (parameters 1.00, optimizer state 2.00, activations 72.0 GiB), the device has" in text
+
+
+def test_budget_of_a_case_raises_its_limit(models: Session) -> None:
+    """Ten iterations fit into 200 s as long as each takes less than 20: 312e12 / 312e12 + 312e12 / 19.5e12 s is 17."""
+    text = flat(models.output)
+    assert text.count("one iteration takes at least") == 1, "bench_slow"
+    assert "one iteration takes at least 17.0 s, the limit is 2.00 s" in text
+
+
+def test_plan_refuses_markers_that_a_run_would_refuse(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(bench_x="import pytest\n@pytest.mark.perf(tolerance=3)\ndef bench_a(): ...\n")
+    result = pytester.runpytest_inprocess(
+        "-p", "perfsuite.plugin", "bench_x.py", "--gpu", "h100-pcie-80gb", "--perf-plan"
+    )
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["ERROR: bench_x.py::bench_a: perf(tolerance=3) must lie between 0 and 1"])

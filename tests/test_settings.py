@@ -153,8 +153,8 @@ def case(**arguments: object) -> CaseSettings:
 
 def test_marker_arguments() -> None:
     assert case() == CaseSettings()
-    assert case(tolerance=0.05, floor=0.6, budget_s=2, timeout_s=5.0) == CaseSettings(
-        tolerance=0.05, floor=0.6, budget_s=2.0, timeout_s=5.0
+    assert case(tolerance=0.05, floor=0.6, budget_s=2, timeout_s=5.0, sweep="batch") == CaseSettings(
+        tolerance=0.05, floor=0.6, budget_s=2.0, timeout_s=5.0, sweep="batch"
     )
 
 
@@ -179,7 +179,7 @@ _anything = (
 )
 
 
-@pytest.mark.parametrize("name", MARKER_ARGUMENTS)
+@pytest.mark.parametrize("name", [name for name in MARKER_ARGUMENTS if name != "sweep"])
 @given(value=_anything | st.dictionaries(st.text(max_size=5), _anything, max_size=2))
 @example(value=10**400)
 @example(value={"a100": None})
@@ -190,6 +190,19 @@ def test_any_marker_value_is_a_number_or_one_line(name: str, value: object) -> N
         in_one_line(error, "a.py::bench_x: perf(")
         return
     assert found is None or (isinstance(found, float) and 0 < found < math.inf)
+
+
+@given(value=_anything)
+@example(value="two words")
+@example(value="")
+def test_any_sweep_is_a_name_or_one_line(value: object) -> None:
+    try:
+        found = case(sweep=value).sweep
+    except UsageError as error:
+        in_one_line(error, "a.py::bench_x: perf(sweep=", "the name of one of the case's arguments")
+        return
+    assert found == value
+    assert value is None or str(value).isidentifier()
 
 
 def test_unknown_marker_argument_is_named_beside_the_known() -> None:

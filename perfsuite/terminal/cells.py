@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perfsuite.record import Record, rate
 from perfsuite.terminal.names import printable, prose, shorten
 from perfsuite.terminal.table import NONE, Cell
@@ -81,6 +83,12 @@ def utilization_text(record: Record) -> str:
     return NONE if value is None else format_percent(value)
 
 
+def utilization_title(records: Sequence[Record]) -> str:
+    """What the utilizations of these records are called: ``MFU``, ``MBU``, or both where there are both."""
+    metrics = {record.metric for record in records if record.value is not None}
+    return "MFU" if metrics == {"mfu"} else "MBU" if metrics == {"mbu"} else "MFU/MBU"
+
+
 def marked_text(record: Record) -> str:
     """The utilization, with a mark where the ceiling is a measured one, else with room for it."""
     text = utilization_text(record)
@@ -115,6 +123,12 @@ def control_text(record: Record, width: int | None = None) -> str:
 def memory_text(record: Record) -> str:
     """The peak memory."""
     return NONE if record.peak_memory_bytes is None else format_bytes(record.peak_memory_bytes)
+
+
+def predicted_text(record: Record) -> str:
+    """The memory that was predicted, all its parts together."""
+    predicted = sum(record.predicted_memory_bytes.values())
+    return format_bytes(predicted) if predicted else NONE
 
 
 def signed_percent(fraction: float) -> str:

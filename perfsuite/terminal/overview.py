@@ -11,8 +11,10 @@ from rich.text import Text
 from perfsuite.record import Record
 from perfsuite.terminal.cells import remark_cell, signed_percent, verdict_style
 from perfsuite.terminal.failures import failing, failure_lines
+from perfsuite.terminal.models import compilation_notes, models_table
 from perfsuite.terminal.names import group_cases, printable, prose
 from perfsuite.terminal.results import layouts
+from perfsuite.terminal.sweeps import sweep_tables
 from perfsuite.terminal.table import PROSE_WIDTH, choose, paragraph, render, table
 from perfsuite.verdict import DOUBTFUL_GAIN, UNDECIDED, Outcome
 
@@ -46,11 +48,14 @@ def summary(
         lines += [*_title(records, width), Text()]
     if shown:
         lines += [*_table(shown, width), Text()]
+    for more in (models_table(records, width), *sweep_tables(records, width, show_skipped=show_skipped)):
+        lines += [*more, Text()] if more else []
     for record in failing(records):
         lines += [*failure_lines(record, width), Text()]
     if len(shown) < len(records):
         lines += paragraph(_folded(len(records) - len(shown)), width)
-    for note in (*([] if refreshed else _requests(records)), *(prose(note) for note in notes if note)):
+    asked = [] if refreshed else _requests(records)
+    for note in (*compilation_notes(records), *asked, *(prose(note) for note in notes if note)):
         lines += paragraph(note, width)
     return render([*lines, *_counts(records, width)], width=width, color=color)
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from rich.text import Text
 
 from perfsuite.dtypes import DTYPES
-from perfsuite.terminal.names import group_cases, printable, prose, shorten
-from perfsuite.terminal.table import NONE, Cell, Column, Layout, choose, paragraph, render, table
+from perfsuite.footprint import MOST
+from perfsuite.terminal.names import group_cases, printable, prose, shorten, split
+from perfsuite.terminal.table import NONE, Cell, Column, Layout, choose, paragraph, render, said, table
 from perfsuite.units import format_bytes, format_si, format_time_us
+
+TITLES = {"optimizer_state": "optimizer"}
+"""Shorter titles of parts of the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """One case that would be measured: the work of one step, its roofline time, its memory; or why it is skipped."""
+    """One case that would be measured: the work of one step, its roofline time, its memory; or why it is skipped.
+
+    ``memory_parts`` is what the memory is made of, ``largest_batch`` the most that fits where the case has a batch.
+    """
 
     case: str
     flops: int | None
@@ -27,6 +35,8 @@ class PlanRow:
     memory_bytes: int | None
     dtype: str | None
     skip: str | None
+    memory_parts: Mapping[str, int] = field(default_factory=dict)
+    largest_batch: int | None = None
 
 
 def plan(rows: Sequence[PlanRow], *, width: int, color: bool) -> str:
@@ -43,20 +53,17 @@ def plan(rows: Sequence[PlanRow], *, width: int, color: bool) -> str:
         for place, row in enumerate(rows)
         if row.skip is not None
     }
-    lines = [*table(layout, groups, width, below=reasons), Text(), *_totals(rows, width)]
-    return render(lines, width=width, color=color)
+    tables = [table(layout, groups, width, below=reasons), *_memory_tables(rows, width)]
+    lines = [line for each in tables for line in (*each, Text())]
+    return render([*lines, *_totals(rows, width)], width=width, color=color)
 
 
 def _layouts(rows: Sequence[PlanRow]) -> list[Layout]:
     """The columns, then fewer for narrow terminals."""
-
-    def column(title: str, text: Callable[[PlanRow], str], *, left: bool = False) -> Column:
-        cells = (Cell(text=text(row), style="" if row.skip is None else "dim") for row in rows)
-        return Column(title=title, cells=tuple(cells), left=left)
-
-    dtype, work, traffic = column("dtype", _dtype, left=True), column("work", _work), column("bytes", _traffic)
-    intensity, bound = column("FLOP/B", _intensity), column("bound", _bound, left=True)
-    time, memory = column("at least", _time), column("memory", _memory)
+    of = partial(_column, rows)
+    dtype, work, traffic = of("dtype", _dtype, left=True), of("work", _work), of("bytes", _traffic)
+    intensity, bound = of("FLOP/B", _intensity), of("bound", _bound, left=True)
+    time, memory = of("at least", _time), of("memory", _memory)
     return [
         Layout(columns=(dtype, work, traffic, intensity, bound, time, memory), name_width=24),
         Layout(columns=(dtype, work, traffic, intensity, bound, time, memory), name_width=16, gap=1),
@@ -65,6 +72,63 @@ def _layouts(rows: Sequence[PlanRow]) -> list[Layout]:
         Layout(columns=(time, memory), name_width=8, gap=1),
         Layout(columns=(time,), name_width=0, gap=1),
     ]
+
+
+def _column(rows: Sequence[PlanRow], title: str, text: Callable[[PlanRow], str], *, left: bool = False) -> Column:
+    """What ``text`` says of each row, dim where the case would be skipped."""
+    cells = (Cell(text=text(row), style="" if row.skip is None else "dim") for row in rows)
+    return Column(title=title, cells=tuple(cells), left=left)
+
+
+def _memory_tables(rows: Sequence[PlanRow], width: int) -> list[list[Text]]:
+    """What the memory is made of: one table a case file, whose cases mostly have the same parts."""
+    files: dict[str, list[PlanRow]] = {}
+    for row in rows:
+        if row.memory_parts:
+            files.setdefault(split(row.case)[0], []).append(row)
+    return [_memory_table(found, width) for found in files.values()]
+
+
+def _memory_table(rows: Sequence[PlanRow], width: int) -> list[Text]:
+    """The parts of one file's cases, and the largest batch that fits where they have one."""
+    groups = group_cases([row.case for row in rows])
+    title = Text("memory by part", style="bold")
+    title.truncate(width, overflow="ellipsis")
+    return [title, *table(choose(_memory_layouts(rows), groups, width), groups, width)]
+
+
+def _memory_layouts(rows: Sequence[PlanRow]) -> list[Layout]:
+    """Every part; for narrow terminals without the total, which stands above; then the smallest go together."""
+    of = partial(_column, rows)
+    total, batch = of("total", _memory), said(of("max batch", _largest_batch))
+    names = list(dict.fromkeys(name for row in rows for name in row.memory_parts))
+    by_size = sorted(names, key=lambda name: max(row.memory_parts.get(name, 0) for row in rows))
+    found = []
+    for count in (0, *range(2, len(names))):
+        together = by_size[:count]
+        parts = [of(_title(name), _part(name)) for name in names if name not in together]
+        parts += [of("others", _part(*together))] if together else []
+        found += [Layout(columns=(*parts, total, *batch), name_width=16, gap=gap) for gap in (2, 1)]
+        found.append(Layout(columns=(*parts, *batch), name_width=16, gap=1))
+    return [*found, Layout(columns=(total, *batch), name_width=8, gap=1), Layout(columns=(total,), name_width=0, gap=1)]
+
+
+def _title(part: str) -> str:
+    return TITLES.get(part) or printable(part.replace("_", " "))
+
+
+def _part(*names: str) -> Callable[[PlanRow], str]:
+    """What a case's parts of these names need together."""
+
+    def text(row: PlanRow) -> str:
+        sizes = [row.memory_parts[name] for name in names if name in row.memory_parts]
+        return format_bytes(sum(sizes)) if sizes else NONE
+
+    return text
+
+
+def _largest_batch(row: PlanRow) -> str:
+    return NONE if row.largest_batch is None else f"{row.largest_batch}{'+' if row.largest_batch >= MOST else ''}"
 
 
 def _unit(dtype: str | None) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from perfsuite.record import Record
 from perfsuite.terminal import cells
-from perfsuite.terminal.table import Cell, Column, Layout
+from perfsuite.terminal.table import Column, Layout, column, said
 
 WIDE = 140
 """From this width on the table says more."""
@@ -17,10 +17,6 @@ FOOTNOTE = f"{cells.MEASURED_MARK} of a measured ceiling: the best rate seen her
 def layouts(records: Sequence[Record], width: int) -> list[Layout]:
     """What the table may show, roomiest first; the last fits wherever its names fit at all."""
     return (_wide(records) if width >= WIDE else []) + _narrow(records)
-
-
-def _column(records: Sequence[Record], title: str, text: Callable[[Record], str], *, left: bool = False) -> Column:
-    return Column(title=title, cells=tuple(Cell(text=text(record)) for record in records), left=left)
 
 
 def _changes(records: Sequence[Record], *, exact: bool, unit: bool = True) -> Column:
@@ -35,15 +31,15 @@ def _verdicts(records: Sequence[Record]) -> Column:
 
 def _narrow(records: Sequence[Record]) -> list[Layout]:
     """Everything that a verdict rests on; below 80 columns less and less of it."""
-    column = partial(_column, records)
+    of = partial(column, records)
     measured = any(map(cells.is_measured, records))
-    utilization = Column(
-        title="MFU/MBU",
-        cells=tuple(Cell(text=(cells.marked_text if measured else cells.utilization_text)(each)) for each in records),
+    utilization = of(
+        "MFU/MBU",
+        cells.marked_text if measured else cells.utilization_text,
         footnote=FOOTNOTE if measured else "",
     )
-    time, rate = column("time", cells.time_text), column("rate", cells.rate_text)
-    numbers = (time, rate, utilization, column("bound", cells.bound_text, left=True))
+    time, rate = of("time", cells.time_text), of("rate", cells.rate_text)
+    numbers = (time, rate, utilization, of("bound", cells.bound_text, left=True))
     exact, short = _changes(records, exact=True), _changes(records, exact=False)
     bare, verdict = _changes(records, exact=False, unit=False), _verdicts(records)
     return [
@@ -58,24 +54,19 @@ def _narrow(records: Sequence[Record]) -> list[Layout]:
 
 def _wide(records: Sequence[Record]) -> list[Layout]:
     """The same with the ceiling and its source, the interval of the time, samples, memory and the control."""
-    column = partial(_column, records)
+    of = partial(column, records)
     titles = {"time": cells.time_text, "low..high": cells.spread_text, "n": cells.samples_text, "rate": cells.rate_text}
-    first = [column(title, text) for title, text in titles.items()] + [column("MFU/MBU", cells.utilization_text)]
-    full, number = column("ceiling", cells.ceiling_text), column("ceiling", cells.ceiling_number_text)
-    middle = (column("bound", cells.bound_text, left=True), column("memory", cells.memory_text))
+    first = [of(title, text) for title, text in titles.items()] + [of("MFU/MBU", cells.utilization_text)]
+    full, number = of("ceiling", cells.ceiling_text), of("ceiling", cells.ceiling_number_text)
+    middle = (of("bound", cells.bound_text, left=True), of("memory", cells.memory_text))
     exact, short, verdict = _changes(records, exact=True), _changes(records, exact=False), _verdicts(records)
 
     def control(width: int | None) -> Column:
-        return column("control", partial(cells.control_text, width=width), left=True)
+        return of("control", partial(cells.control_text, width=width), left=True)
 
     return [
-        Layout(columns=_said(*first, full, *middle, control(None), exact, verdict), name_width=32),
-        Layout(columns=_said(*first, number, *middle, control(None), short, verdict), name_width=20),
-        Layout(columns=_said(*first, number, *middle, control(26), short, verdict), name_width=16, gap=1),
-        Layout(columns=_said(*first, number, *middle, control(14), short, verdict), name_width=10, gap=1),
+        Layout(columns=said(*first, full, *middle, control(None), exact, verdict), name_width=32),
+        Layout(columns=said(*first, number, *middle, control(None), short, verdict), name_width=20),
+        Layout(columns=said(*first, number, *middle, control(26), short, verdict), name_width=16, gap=1),
+        Layout(columns=said(*first, number, *middle, control(14), short, verdict), name_width=10, gap=1),
     ]
-
-
-def _said(*columns: Column) -> tuple[Column, ...]:
-    """The columns in which some row says something."""
-    return tuple(column for column in columns if not column.blank)

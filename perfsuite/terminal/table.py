@@ -6,10 +6,11 @@ rich's own table takes over 5 s for 10,000 rows of ten cells and wraps what does
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
+from typing import TypeVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -24,7 +25,11 @@ PROSE_WIDTH = 100
 """Wider paragraphs are hard to read."""
 _GLUE = "\ue000"
 """Of the private use area: `names.printable` writes it out, so no text holds it."""
-_TOGETHER = re.compile(r"\d (%|[kMGTP]?(FLOP|OP|B|calls)(/s)?\b|[num]?s\b|[KMGT]iB)|\[[-+.\d]+, [-+.\d]+\]|\S+ -> \S+")
+_UNITS = r"%|[kMGTP]?(FLOP|OP|B|calls|tokens)(/s)?\b|[num]?s\b|[KMGT]iB"
+_TOGETHER = re.compile(rf"\d ({_UNITS})|\[[-+.\d]+, [-+.\d]+\]|\S+ -> \S+")
+
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,18 @@ class Column:
     def blank(self) -> bool:
         """Whether no row has anything to say here."""
         return all(cell.text == NONE for cell in self.cells)
+
+
+def column(
+    rows: Iterable[Row], title: str, text: Callable[[Row], str], *, left: bool = False, footnote: str = ""
+) -> Column:
+    """What ``text`` says of each row, without a style."""
+    return Column(title=title, cells=tuple(Cell(text=text(row)) for row in rows), left=left, footnote=footnote)
+
+
+def said(*columns: Column) -> tuple[Column, ...]:
+    """The columns in which some row says something."""
+    return tuple(column for column in columns if not column.blank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,15 +111,16 @@ def table(
     groups: Sequence[Group],
     width: int,
     *,
+    title: str = NAME_TITLE,
     instead: Mapping[int, Cell] | None = None,
     below: Mapping[int, Cell] | None = None,
 ) -> list[Text]:
-    """A title line, then each group's heading and rows.
+    """A title line, then each group's heading and rows; ``title`` stands above the names.
 
     ``instead`` holds what a row shows in place of its cells, the last one excepted; ``below`` a line under a row.
     """
-    room = max(min(layout.name_room(width), max(_longest(groups), len(NAME_TITLE))), 1)
-    grid = _Grid(columns=layout.columns, gap=layout.gap, room=room, width=width)
+    room = max(min(layout.name_room(width), max(_longest(groups), cell_len(title))), 1)
+    grid = _Grid(title=shorten(title, room), columns=layout.columns, gap=layout.gap, room=room, width=width)
     lines = [grid.titles()]
     for group in groups:
         lines.append(Text(shorten(group.heading, width), style="bold"))
@@ -118,6 +136,7 @@ def table(
 class _Grid:
     """Columns with their places: ``room`` cells for the name, ``gap`` before each column, ``width`` in all."""
 
+    title: str
     columns: tuple[Column, ...]
     gap: int
     room: int
@@ -131,7 +150,7 @@ class _Grid:
     def titles(self) -> Text:
         """The title line."""
         titles = tuple(Cell(text=column.title) for column in self.columns)
-        line = self._line(NAME_TITLE, self._padded(titles))
+        line = self._line(self.title, self._padded(titles))
         line.stylize("bold")
         return line
 
