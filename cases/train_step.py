@@ -1,14 +1,18 @@
 """Whole training steps of published models: optimizers, precision, recomputation, accumulation, batches and input."""
 
+from typing import Any
+
 import pytest
 
 from perfsuite import InputPipeline, TrainStep
 
+Options = dict[str, Any]
+
 # For GPUs. Parameters and optimizer state in fp32 as nearly everyone trains, matmuls in bf16.
-MIXED = {"dtype": "bf16", "autocast": True}
+MIXED: Options = {"dtype": "bf16", "autocast": True}
 
 # GPT-2 124M with its whole context of 1024 (Radford et al. 2019).
-GPT2 = {
+GPT2: dict[str, Options] = {
     "adamw": {},
     "adamw-fused": {"optimizer": "adamw_fused"},
     "adamw-fused-compile": {"optimizer": "adamw_fused", "execution": "compile"},
@@ -30,7 +34,7 @@ LARGE = [
 
 # For CPUs: models of no publication, some 20 ms a step on one core. This way bf16 is far slower there, hence one
 # sequence of 32 tokens.
-TINY = {
+TINY: dict[str, Options] = {
     "tiny-gpt-adamw": {"model": "tiny-gpt"},
     "tiny-gpt-adamw-fused": {"model": "tiny-gpt", "optimizer": "adamw_fused"},
     "tiny-gpt-sgd": {"model": "tiny-gpt", "optimizer": "sgd"},
@@ -40,13 +44,13 @@ TINY = {
     "tiny-llama-adamw-checkpoint": {"model": "tiny-llama", "checkpoint": True},
     "tiny-moe-adamw": {"model": "tiny-moe"},
 }
-NARROW = {"bf16": {"dtype": "bf16"}, "autocast": MIXED}
+NARROW: dict[str, Options] = {"bf16": {"dtype": "bf16"}, "autocast": MIXED}
 INPUT = {"in-step": 0, "1-worker": 1}
 
 SMOKE = {"adamw-fused", "tiny-gpt-adamw", "tiny-llama-adamw"}
 
 
-def named(options):
+def named(options: dict[str, Options]):
     return [pytest.param(each, marks=[pytest.mark.smoke] * (name in SMOKE), id=name) for name, each in options.items()]
 
 

@@ -124,7 +124,7 @@ def test_code_blocks_parse(each: Page) -> None:
 
 def test_the_first_case_is_short_and_the_readme_too() -> None:
     readme = page("README.md")
-    (case,) = [block for language, block in readme.blocks if language == "python"]
+    case = next(block for language, block in readme.blocks if language == "python")
     names = [node.name for node in ast.parse(case).body if isinstance(node, ast.FunctionDef)]
     assert any(name.startswith("bench_") for name in names)
     assert len([line for line in case.splitlines() if line.strip()]) < 10

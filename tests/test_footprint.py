@@ -76,7 +76,7 @@ class Layer:
 
     def saved_bytes(self) -> int:
         """What autograd saves, each storage once, without parameters, the routing and the rotation."""
-        given = [*self.block.parameters()]
+        given: list[torch.Tensor] = [*self.block.parameters()]
         if self.routing is not None:
             given += [self.routing.chosen, *self.routing.pairs]
         apart = {each.untyped_storage().data_ptr() for each in given}
