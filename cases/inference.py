@@ -2,9 +2,7 @@
 
 import pytest
 
-from perfsuite.workloads.gemm import Gemm
-from perfsuite.workloads.inference import Decode, Prefill
-from perfsuite.workloads.quantized import QuantizedGemv
+from perfsuite import Decode, Gemm, Prefill, QuantizedGemv
 
 # (model, layers, sequences, tokens of each prompt, dtype, execution). The first ones suit a CPU.
 PREFILL = [

@@ -63,15 +63,8 @@ def bench_gpt2_124m(options):
     ("model", "layers", "batch", "seq_len"), LARGE, ids=["{}.l{}-b{}-t{}".format(*each) for each in LARGE]
 )
 def bench_large(model, layers, batch, seq_len):
-    return TrainStep(
-        model=model,
-        layers=layers,
-        batch=batch,
-        seq_len=seq_len,
-        optimizer="adamw_fused",
-        checkpoint=True,
-        **MIXED,
-    )
+    sizes = {"model": model, "layers": layers, "batch": batch, "seq_len": seq_len}
+    return TrainStep(optimizer="adamw_fused", checkpoint=True, **sizes, **MIXED)
 
 
 @pytest.mark.perf(sweep="batch")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from perfsuite.workloads.linear_gelu import LinearGelu
-from perfsuite.workloads.transformer import TransformerLayer
+from perfsuite import LinearGelu, TransformerLayer
 
 # (model, sequences, tokens of each, dtype, execution). The first of each list suit a CPU, whose bf16 may be slow.
 FORWARD = [

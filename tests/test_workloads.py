@@ -236,7 +236,7 @@ def test_chain_of_layers_keeps_its_size() -> None:
         (lambda: LayerNorm(rows=1, cols=1, dtype="tf32"), "LayerNorm: dtype='tf32' must be one of"),
         (lambda: RMSNorm(rows=1, cols=0), "RMSNorm: cols=0 must be"),
         (lambda: Softmax(rows=1, cols=1, fused=None), "Softmax: fused=None must be"),  # type: ignore[arg-type]
-        (lambda: Gelu(rows=1, cols=1, approximate="erf"), "Gelu: approximate='erf' must be 'none' or 'tanh'"),
+        (lambda: Gelu(rows=1, cols=1, approximate="erf"), "Gelu: approximate='erf' must be one of none, tanh"),
         (lambda: Dropout(rows=1, cols=1, p=1.0), "Dropout: p=1.0 must be a number between 0 and 1"),
         (lambda: Dropout(rows=1, cols=1, p=float("nan")), "Dropout: p=nan must be"),
         (lambda: Reduction(op="product", rows=1, cols=1), "Reduction: op='product' must be one of sum, mean"),
