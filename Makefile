@@ -20,7 +20,7 @@ bench: $(STAMP) ## measure the cases on the hardware that is here
 
 test: $(STAMP) ## run the tests; at least 90 % of the lines that need no device must be covered
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -ra -n 2 --dist loadfile $(ARGS)
+	$(BIN)/coverage run -m pytest -ra -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=90
 	$(BIN)/python scripts/coverage_device_lines.py

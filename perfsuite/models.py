@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 
 from perfsuite.errors import CaseError
@@ -42,6 +43,13 @@ class ModelShape:
         for field in fields(self):
             if field.type == "int":
                 _check_size(field.name, getattr(self, field.name))
+        theta: object = self.rope_theta
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
+            raise CaseError(f"model: rope_theta={theta!r} must be a finite number above 0")
+        if self.gated and self.head_dim % 2:
+            raise CaseError(f"model: head_dim={self.head_dim} must be even: rotary positions turn pairs")
+        if self.gated and self.positions:
+            raise CaseError(f"model: positions={self.positions} goes with gated=False; others have rotary positions")
         if self.heads % self.kv_heads:
             raise CaseError(f"model: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         if self.bias and (self.gated or self.experts):

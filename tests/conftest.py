@@ -9,9 +9,21 @@ from hypothesis import settings
 
 pytest_plugins = ["pytester"]
 
+# Two processes run tests on two cores: torch's second thread in each would only wait for its turn.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+LONGEST = ("test_faults.py", "test_session.py", "test_workers.py", "test_modes.py", "test_cli_baselines.py")
+"""Files of whole sessions, begun first, so that no process is left with one at the end."""
+
 # Derandomized: a red build means a change in the code, not a new seed. No deadline: a runner may stall.
 settings.register_profile("perfsuite", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("perfsuite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -345,3 +347,22 @@ def test_the_pages_table_is_what_is_computed() -> None:
 def _gflops(flops: Iterable[float]) -> list[str]:
     """As the page writes them: three decimals below 10."""
     return [f"{each / 1e9:.{3 if each < 1e10 else 2}f}" for each in flops]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"heads": 0}, "heads=0 must be a whole number of at least 1"),
+        ({"kv_heads": 3}, "heads=4 must be a multiple of kv_heads=3"),
+        ({"head_dim": 31}, "head_dim=31 must be even"),
+        ({"rope_theta": 0}, "rope_theta=0 must be a finite number above 0"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan must be a finite number above 0"),
+        ({"positions": 8192}, "positions=8192 goes with gated=False"),
+        ({"bias": True}, "bias=True goes with gated=False"),
+        ({"experts": 2, "active_experts": 3}, "active_experts=3 must lie between 1 and experts=2"),
+        ({"experts": 2}, "active_experts=0 must lie between 1 and experts=2"),
+    ],
+)
+def test_sizes_that_cannot_be_are_named(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(CaseError, match=re.escape(complaint)):
+        replace(MODELS["tiny-llama"], **change)
