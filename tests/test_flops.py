@@ -308,7 +308,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
         d_model=draw(SIZES),
         heads=kv_heads * group,
         kv_heads=kv_heads,
-        head_dim=draw(SIZES),
+        head_dim=2 * draw(SIZES),
         d_ff=draw(SIZES),
         vocab=draw(SIZES),
         gated=draw(st.booleans()),
