@@ -189,7 +189,7 @@ def test_plan_gives_each_data_type_its_own_peak(models: Session) -> None:
 
 
 def test_plan_shows_what_memory_is_made_of(models: Session) -> None:
-    table = models.output.partition("memory by part")[2]
+    table = models.output.partition("peak memory by part")[2]
     assert flat(table).startswith("case parameters optimizer activations inputs total max batch bench_m.py")
     line = next(line for line in table.splitlines() if "bench_two_dtypes" in line)
     assert flat(line) == "bench_two_dtypes 1.00 GiB 2.00 GiB 1.00 GiB 1.00 KiB 4.00 GiB 71", "71 + 3 GiB of 74.5"

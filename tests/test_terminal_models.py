@@ -255,7 +255,7 @@ def planned(case: str = STEP, **changes: Any) -> PlanRow:
 
 def memory(*rows: PlanRow, width: int = 140) -> list[str]:
     """The plan's second table."""
-    return part(plan(rows, width=width, color=False), "memory by part")
+    return part(plan(rows, width=width, color=False), "peak memory by part")
 
 
 def test_plan_shows_memory_by_part() -> None:

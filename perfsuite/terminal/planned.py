@@ -92,7 +92,7 @@ def _memory_tables(rows: Sequence[PlanRow], width: int) -> list[list[Text]]:
 def _memory_table(rows: Sequence[PlanRow], width: int) -> list[Text]:
     """The parts of one file's cases, and the largest batch that fits where they have one."""
     groups = group_cases([row.case for row in rows])
-    title = Text("memory by part", style="bold")
+    title = Text("peak memory by part", style="bold")
     title.truncate(width, overflow="ellipsis")
     return [title, *table(choose(_memory_layouts(rows), groups, width), groups, width)]
 
