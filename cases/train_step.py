@@ -1,10 +1,10 @@
-"""Whole training steps of published models: optimizers, precision, recomputation, accumulation, batches and input."""
+"""Whole training steps of published models: optimizers, precision, recomputation, batches, input and several ranks."""
 
 from typing import Any
 
 import pytest
 
-from perfsuite import InputPipeline, TrainStep
+from perfsuite import InputPipeline, Parallel, TrainStep
 
 Options = dict[str, Any]
 
@@ -46,6 +46,34 @@ TINY: dict[str, Options] = {
 }
 NARROW: dict[str, Options] = {"bf16": {"dtype": "bf16"}, "autocast": MIXED}
 INPUT = {"in-step": 0, "1-worker": 1}
+
+# By several ranks: (a layout, what else the step has). Ranks that are left over when tensor x pipeline of them share a
+# model are data parallel. Tiny models have so few parameters that DDP's usual 25 MiB are one bucket.
+TINY_PARALLEL: dict[str, tuple[Options, Options]] = {
+    "ddp": ({"data": "ddp"}, {}),
+    "ddp-bucket-0.5mib": ({"data": "ddp", "bucket_mib": 0.5}, {}),
+    "ddp-sync-every-1": ({"data": "ddp", "sync_every": 1}, {"accumulate": 4}),
+    "ddp-sync-every-4": ({"data": "ddp", "sync_every": 4}, {"accumulate": 4}),
+    "fsdp2": ({"data": "fsdp2"}, {}),
+    "tensor-2": ({"data": "ddp", "tensor": 2}, {}),
+    "fsdp2-tensor-2": ({"data": "fsdp2", "tensor": 2}, {}),
+    "pipeline-2-gpipe": ({"data": "ddp", "pipeline": 2, "schedule": "gpipe", "microbatches": 4}, {}),
+    "pipeline-2-1f1b": ({"data": "ddp", "pipeline": 2, "schedule": "1f1b", "microbatches": 4}, {}),
+}
+GPT2_PARALLEL: dict[str, tuple[Options, Options]] = {
+    "ddp": ({"data": "ddp"}, {}),
+    "ddp-bucket-5mib": ({"data": "ddp", "bucket_mib": 5}, {}),
+    "ddp-sync-every-4": ({"data": "ddp", "sync_every": 4}, {"accumulate": 4}),
+    "fsdp2": ({"data": "fsdp2"}, {}),
+}
+# Eight layers have 10.5 GB of parameters in fp32; all 32 fit eight GPUs of 80 GB with FSDP2, and no one of them.
+LLAMA3_PARALLEL: dict[str, tuple[Options, Options]] = {
+    "l8-fsdp2": ({"data": "fsdp2"}, {"layers": 8}),
+    "l8-tensor-2": ({"data": "ddp", "tensor": 2}, {"layers": 8}),
+    "l8-fsdp2-tensor-2": ({"data": "fsdp2", "tensor": 2}, {"layers": 8}),
+    "l8-pipeline-2": ({"data": "ddp", "pipeline": 2, "microbatches": 8}, {"layers": 8, "batch": 8}),
+    "l32-fsdp2": ({"data": "fsdp2"}, {}),
+}
 
 SMOKE = {"adamw-fused", "tiny-gpt-adamw", "tiny-llama-adamw"}
 
@@ -97,3 +125,32 @@ def bench_tiny_batch_sweep(batch):
 @pytest.mark.perf(budget_s=5)
 def bench_gpt2_124m_short():
     return TrainStep(model="gpt2-124m", layers=2, batch=1, seq_len=32)
+
+
+def shared(ranks: int, layout: Options) -> Parallel:
+    """The layout on this many ranks, or a skip where they cannot be divided so."""
+    each = layout.get("tensor", 1) * layout.get("pipeline", 1)
+    least = max(2, 2 * each if layout["data"] == "fsdp2" else each)
+    if ranks < least or ranks % each:
+        pytest.skip(f"{ranks} ranks: it needs {least}, or a larger multiple of {each}; --perf-ranks {least}")
+    return Parallel(ranks=ranks, **layout)
+
+
+@pytest.mark.perf(ranks="all")
+@pytest.mark.parametrize(("layout", "options"), TINY_PARALLEL.values(), ids=TINY_PARALLEL)
+def bench_tiny_parallel(layout, options, ranks):
+    return TrainStep(model="tiny-llama", batch=4, seq_len=128, parallel=shared(ranks, layout), **options)
+
+
+@pytest.mark.perf(ranks="all")
+@pytest.mark.parametrize(("layout", "options"), GPT2_PARALLEL.values(), ids=GPT2_PARALLEL)
+def bench_gpt2_124m_parallel(layout, options, ranks):
+    sizes: Options = {"model": "gpt2-124m", "batch": 8, "seq_len": 1024, "optimizer": "adamw_fused"}
+    return TrainStep(parallel=shared(ranks, layout), **sizes, **MIXED, **options)
+
+
+@pytest.mark.perf(ranks="all")
+@pytest.mark.parametrize(("layout", "options"), LLAMA3_PARALLEL.values(), ids=LLAMA3_PARALLEL)
+def bench_llama3_8b_parallel(layout, options, ranks):
+    sizes: Options = {"model": "llama3-8b", "batch": 1, "seq_len": 8192, "optimizer": "adamw_fused", "checkpoint": True}
+    return TrainStep(parallel=shared(ranks, layout), **{**sizes, **MIXED, **options})

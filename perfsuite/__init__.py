@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perfsuite.workloads.base import Prepared as Prepared
     from perfsuite.workloads.base import Work as Work
     from perfsuite.workloads.base import Workload as Workload
+    from perfsuite.workloads.collective import Collective as Collective
     from perfsuite.workloads.gemm import Gemm as Gemm
     from perfsuite.workloads.inference import Decode as Decode
     from perfsuite.workloads.inference import Prefill as Prefill
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from perfsuite.workloads.memory import HostToDevice as HostToDevice
     from perfsuite.workloads.memory import Scale as Scale
     from perfsuite.workloads.memory import Triad as Triad
+    from perfsuite.workloads.parallel import Parallel as Parallel
     from perfsuite.workloads.pointwise import Dropout as Dropout
     from perfsuite.workloads.pointwise import Gelu as Gelu
     from perfsuite.workloads.pointwise import LayerNorm as LayerNorm
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention": ("Attention",),
     "base": ("Prepared", "Work", "Workload"),
+    "collective": ("Collective",),
     "gemm": ("Gemm",),
     "inference": ("Decode", "Prefill"),
     "input_pipeline": ("InputPipeline",),
@@ -51,6 +54,7 @@ _HOMES = {
     "latency": ("Launch",),
     "linear_gelu": ("LinearGelu",),
     "memory": ("Add", "Copy", "DeviceToHost", "HostToDevice", "Scale", "Triad"),
+    "parallel": ("Parallel",),
     "pointwise": ("Dropout", "Gelu", "LayerNorm", "RMSNorm", "ResidualAdd", "SiluMul", "Softmax"),
     "quantized": ("QuantizedGemv",),
     "reduction": ("Reduction",),

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from perfsuite.baseline import Declared, Row
+from perfsuite.ceilings import Ceilings
 from perfsuite.hardware.device import Device
-from perfsuite.measure import ceiling as measured
-from perfsuite.measure.measurement import CeilingSample, Measurement, TimeSummary
+from perfsuite.measure.measurement import Measurement, TimeSummary
+from perfsuite.measure.metric import BOUNDS, judged_work
 from perfsuite.record import (
     AttemptPart,
     BaselinePart,
     CeilingPart,
+    CollectivePart,
     CompilationPart,
     ControlPart,
     DevicePart,
+    GroupPart,
+    RankPart,
     Record,
     TimePart,
 )
 from perfsuite.units import format_si, s_to_us
-from perfsuite.utilization import Ceiling, Part, arithmetic_intensity, compute_ceiling, ideal_time_s, memory_ceiling
+from perfsuite.utilization import (
+    algbw_bytes_per_s,
+    arithmetic_intensity,
+    busbw_bytes_per_s,
+)
 from perfsuite.verdict import Attempt, Evidence, Failure, Verdict
-
-IMPLAUSIBLE_MEASURED = 3.0
-"""A measured ceiling is itself a measurement; three times it is no longer noise or a better kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,102 +44,14 @@ class TimedMeasurement:
     fresh: bool
 
 
-@dataclass(kw_only=True)
-class Ceilings:
-    """The denominators of one session: the data sheet's, or the best rates measured so far."""
-
-    device: Device
-    _best: dict[str, CeilingSample] = field(default_factory=dict)
-
-    def note(self, measurement: Measurement) -> None:
-        """Keep what an attempt offers as ceilings where it is the best of its key."""
-        for sample in measurement.ceilings:
-            best = self._best.get(sample.key)
-            if math.isfinite(sample.rate_per_s) and (best is None or sample.rate_per_s > best.rate_per_s):
-                self._best[sample.key] = sample
-
-    def of(self, measurement: Measurement) -> CeilingPart | None:
-        """What this measurement's rate is held against; None where nothing is known."""
-        if self.device.hardware() is not None:
-            return self._datasheet(measurement)
-        if measurement.metric == "mfu":
-            return self._measured_compute(measurement)
-        best = self._best.get(_key(measurement))
-        if best is None:
-            return None
-        return _measured_part(best, "memory" if measurement.metric == "mbu" else "calls")
-
-    def _measured_compute(self, measurement: Measurement) -> CeilingPart | None:
-        """The best rate of the data type; for several the rate at which each part would run at its own."""
-        split = {dtype: flops for dtype, flops in measurement.flops_by_dtype.items() if flops}
-        found = {dtype: self._best.get(measured.compute_key(dtype)) for dtype in split or {measurement.dtype: 0}}
-        best = {dtype: sample for dtype, sample in found.items() if sample is not None}
-        if len(best) < len(found):
-            return None
-        first = _measured_part(next(iter(best.values())), "compute")
-        if len(best) == 1:
-            return first
-        ideal_s = ideal_time_s(
-            Part(flops=flops, peak_flops_per_s=best[dtype].rate_per_s) for dtype, flops in split.items()
-        )
-        detail = "best of " + " + ".join(sample.detail for sample in best.values())
-        return msgspec.structs.replace(first, value=measurement.flops / ideal_s, detail=detail)
-
-    def _datasheet(self, measurement: Measurement) -> CeilingPart | None:
-        """The dense peak; for several data types the rate at which each part would run at its own peak."""
-        hardware = self.device.hardware()
-        assert hardware is not None
-        if measurement.metric == "mbu":
-            return _part(memory_ceiling(hardware), "memory")
-        if measurement.metric != "mfu":
-            return None
-        peaks = {dtype: compute_ceiling(hardware, dtype) for dtype in measurement.flops_by_dtype}
-        known = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
-        if len(known) < len(peaks) or not measurement.flops:
-            return None
-        if len(known) == 1:
-            return _part(known[measurement.dtype if measurement.dtype in known else next(iter(known))], "compute")
-        ideal_s = ideal_time_s(
-            Part(flops=flops, peak_flops_per_s=known[dtype].value)
-            for dtype, flops in measurement.flops_by_dtype.items()
-        )
-        first = _part(known[next(iter(known))], "compute")
-        detail = " + ".join(peak.detail for peak in known.values())
-        return msgspec.structs.replace(first, value=measurement.flops / ideal_s, detail=detail)
-
-    def limit(self, ceiling: CeilingPart) -> float:
-        """The rate above which a measurement is a fault."""
-        if ceiling.source == "measured":
-            return ceiling.value * IMPLAUSIBLE_MEASURED
-        if ceiling.kind != "compute":
-            return ceiling.value
-        hardware = self.device.hardware()
-        return ceiling.value * (hardware.clock_scale(self.device.max_clock_mhz) if hardware else 1.0)
-
-
-def _part(ceiling: Ceiling, kind: str) -> CeilingPart:
-    """A data sheet's ceiling as the record keeps it."""
-    return CeilingPart(kind=kind, value=ceiling.value, unit=ceiling.unit, source=ceiling.source, detail=ceiling.detail)
-
-
-def _measured_part(best: CeilingSample, kind: str) -> CeilingPart:
-    """A measured ceiling as the record keeps it."""
-    return CeilingPart(
-        kind=kind, value=best.rate_per_s, unit=best.unit, source="measured", detail=f"best of {best.detail}"
-    )
-
-
-def _key(measurement: Measurement) -> str:
-    """Under which key the measured ceiling of bytes or calls is kept."""
-    if measurement.metric == "mbu":
-        return measured.memory_key(measurement.nbytes or 0) if measurement.control else "memory"
-    return measured.CALLS_KEY
-
-
 def work_of(measurement: Measurement) -> float:
-    """The work whose rate is judged: FLOPs, bytes, or calls."""
-    return {"mfu": float(measurement.flops), "mbu": float(measurement.nbytes or 0)}.get(
-        measurement.metric, float(measurement.calls)
+    """The work whose rate is judged: FLOPs, bytes of memory or on the wire, or calls."""
+    return judged_work(
+        measurement.metric,
+        flops=measurement.flops,
+        nbytes=measurement.nbytes,
+        wire_bytes=measurement.wire_bytes,
+        calls=measurement.calls,
     )
 
 
@@ -153,6 +70,7 @@ def declared_work(measurement: Measurement, *, threads: int = 1) -> Declared:
         wire_bytes=measurement.wire_bytes,
         calls=measurement.calls,
         threads=threads,
+        ranks=measurement.ranks,
         dtype=measurement.dtype,
         precision=measurement.precision,
         flop_convention=measurement.flop_convention,
@@ -199,7 +117,7 @@ def _implausible(attempts: Sequence[TimedMeasurement], ceilings: Ceilings) -> st
     for each in attempts:
         ceiling = ceilings.of(each.measurement)
         rate = rates(each.measurement)[0]
-        if ceiling is None or each.measurement.metric == "latency_us" or not rate > ceilings.limit(ceiling):
+        if ceiling is None or each.measurement.metric == "latency_us" or not rate > ceilings.limit(each.measurement):
             continue
         return (
             f"{format_si(rate, ceiling.unit)} is {_share(rate / ceiling.value)} the {ceiling.source} ceiling of "
@@ -237,7 +155,12 @@ def build_record(
         case=case,
         verdict=verdict.outcome,
         reason=verdict.reason,
-        device=DevicePart(sku=device.sku, name=device.name, uuid_hash=device.uuid_hash or ""),
+        device=DevicePart(
+            sku=device.sku,
+            name=device.name,
+            uuid_hash=device.uuid_hash or "",
+            ranks=latest.ranks if latest is not None else 1,
+        ),
         attempts=tuple(_attempt_part(each) for each in attempts),
         baseline=_baseline_part(row, row_environment, tolerance, verdict) if row else None,
         drill_percent=drill_percent,
@@ -245,7 +168,11 @@ def build_record(
         traceback=failure.traceback or None if failure else None,
         environment=environment,
     )
-    return base if latest is None else _with_measurement(base, latest, ceilings.of(latest))
+    if latest is None:
+        return base
+    if (lifted_by := ceilings.lifted_by(latest)) is not None:
+        base = msgspec.structs.replace(base, reason=f"{base.reason}; above the link by {lifted_by}")
+    return _with_measurement(base, latest, ceilings.of(latest))
 
 
 def _with_measurement(base: Record, measurement: Measurement, ceiling: CeilingPart | None) -> Record:
@@ -269,7 +196,9 @@ def _with_measurement(base: Record, measurement: Measurement, ceiling: CeilingPa
         predicted_memory_bytes=measurement.predicted_memory_bytes,
         compilation=_compilation_part(measurement),
         shares=measurement.shares,
-        bound={"mfu": "compute", "mbu": "memory"}.get(measurement.metric, "launch"),
+        collective=_collective_part(measurement),
+        group=_group_part(measurement),
+        bound=BOUNDS[measurement.metric],
         conditions=measurement.conditions,
     )
 
@@ -313,6 +242,39 @@ def _compilation_part(measurement: Measurement) -> CompilationPart | None:
         return None
     return CompilationPart(
         seconds=done.seconds, graphs=done.graphs, graph_breaks=done.graph_breaks, fallbacks=done.fallbacks
+    )
+
+
+def _collective_part(measurement: Measurement) -> CollectivePart | None:
+    """The collective operation with its bandwidths at the median time; None for other work."""
+    moved, time_s = measurement.moved, measurement.time.median_s
+    if moved is None:
+        return None
+    known = math.isfinite(time_s) and time_s > 0
+    return CollectivePart(
+        operation=moved.operation,
+        nbytes=moved.nbytes,
+        in_place=moved.in_place,
+        algbw=algbw_bytes_per_s(nbytes=moved.nbytes, time_s=time_s) if known else None,
+        busbw=busbw_bytes_per_s(moved.operation, nbytes=moved.nbytes, time_s=time_s, ranks=measurement.ranks)
+        if known
+        else None,
+    )
+
+
+def _group_part(measurement: Measurement) -> GroupPart | None:
+    """The ranks as the record keeps them."""
+    group = measurement.group
+    if group is None:
+        return None
+    return GroupPart(
+        reduction=group.reduction,
+        skew_us=s_to_us(group.skew_s),
+        ranks=tuple(
+            RankPart(rank=each.rank, node=each.node, late_us=s_to_us(each.late_s), last_share=each.last_share)
+            for each in group.ranks
+        ),
+        scaling_efficiency=group.scaling_efficiency,
     )
 
 

@@ -217,6 +217,8 @@ TRAINING_CONVENTIONS: dict[str, Callable[[ModelShape, int], int]] = {
     "megatron": megatron,
     "hfu": hfu,
 }
+MFU_CONVENTIONS = ("palm", "torchtitan", "megatron")
+"""Other people's counts for an MFU; ``exact`` is our own, which they stand beside, and ``hfu`` is of no MFU."""
 
 
 def training_flops_per_token(shape: ModelShape, *, seq_len: int, convention: str = "exact") -> int:

@@ -40,7 +40,7 @@ def layer_activations(
     dropout masks, which nothing here has; the 32 are the same tensors as here. Their 5 a s / h are the scores, which
     fused attention does not keep. Not in theirs are 4 bytes a row for each of the statistics of norms and softmax.
     """
-    layer = _layer(
+    layer = layer_bytes(
         shape,
         batch=batch,
         seq_len=seq_len,
@@ -56,8 +56,8 @@ def layer_activations(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layer:
-    """One layer on a batch: ``itemsize`` of what matmuls read and write, ``residual`` of what they are added to.
+class LayerBytes:
+    """One layer's tensors on a batch: ``itemsize`` of matmuls, ``residual`` of what they are added to.
 
     ``pairs`` are the (token, expert) pairs of a mixture.
     """
@@ -178,7 +178,7 @@ class _Layer:
         return max(turning, projecting, self.input_bytes + normed + inner) + self.cast_weights_bytes
 
 
-def _layer(
+def layer_bytes(
     shape: ModelShape,
     *,
     batch: int,
@@ -188,11 +188,11 @@ def _layer(
     fused_norm: bool,
     attention: str = "fused",
     routed: int | None = None,
-) -> _Layer:
-    """One layer; a CaseError where the attention is not known."""
+) -> LayerBytes:
+    """One layer's tensors; a CaseError where the attention is not known."""
     if attention not in ATTENTIONS:
         raise CaseError(f"attention={attention!r} must be one of {', '.join(ATTENTIONS)}")
-    return _Layer(
+    return LayerBytes(
         shape=shape,
         batch=batch,
         seq_len=seq_len,
@@ -213,7 +213,7 @@ def head_activations(
     The loss is computed in fp32: three fp32 tensors of the logits' size are alive at once, the log-softmax and the
     gradients of its output and its input.
     """
-    layer = _layer(shape, batch=1, seq_len=tokens, itemsize=itemsize, autocast=autocast, fused_norm=fused_norm)
+    layer = layer_bytes(shape, batch=1, seq_len=tokens, itemsize=itemsize, autocast=autocast, fused_norm=fused_norm)
     return layer.head() + 3 * layer.logits_bytes
 
 
@@ -223,7 +223,7 @@ def kv_cache_bytes(shape: ModelShape, *, batch: int, length: int, itemsize: int,
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Moment:
+class Moment:
     """What a training step holds at one moment beside parameters, optimizer state and inputs."""
 
     gradients: int
@@ -232,6 +232,7 @@ class _Moment:
 
     @property
     def total(self) -> int:
+        """All of it."""
         return self.gradients + self.activations + self.temporaries
 
 
@@ -259,7 +260,7 @@ def training_memory(
     optimizer's step. Of eager execution; a compiled step holds less.
     """
     parameters = shape.parameters() * itemsize
-    layer = _layer(
+    layer = layer_bytes(
         shape,
         batch=batch,
         seq_len=seq_len,
@@ -267,8 +268,8 @@ def training_memory(
         autocast=autocast_itemsize is not None,
         fused_norm=fused_norm,
     )
-    step = _Moment(gradients=parameters, activations=0, temporaries=optimizer_temporaries * parameters)
-    passes = _moments(layer, itemsize=itemsize, accumulate=accumulate, checkpoint=checkpoint)
+    step = Moment(gradients=parameters, activations=0, temporaries=optimizer_temporaries * parameters)
+    passes = training_moments(layer, itemsize=itemsize, accumulate=accumulate, checkpoint=checkpoint)
     peak = max(*passes, step, key=lambda moment: moment.total)
     routing = 2 * batch * seq_len * shape.active_experts
     return {
@@ -281,7 +282,7 @@ def training_memory(
     }
 
 
-def _moments(layer: _Layer, *, itemsize: int, accumulate: int, checkpoint: bool) -> list[_Moment]:
+def training_moments(layer: LayerBytes, *, itemsize: int, accumulate: int, checkpoint: bool) -> list[Moment]:
     """Where in the forward and backward pass the peak may be; all gradients of earlier micro-batches are there."""
     shape = layer.shape
     full, table = shape.parameters() * itemsize, shape.head_weights * itemsize
@@ -297,15 +298,15 @@ def _moments(layer: _Layer, *, itemsize: int, accumulate: int, checkpoint: bool)
     waiting = table if shape.tied or not held else 0
     to_come = (shape.layer_parameters() + shape.positions * shape.d_model) * itemsize + (0 if shape.tied else table)
     return [
-        _Moment(gradients=held, activations=layers + copies + head + 2 * logits + narrow),
-        _Moment(gradients=held, activations=layers + head + 3 * logits),
-        _Moment(gradients=held + table, activations=layers + head + logits + narrow + cast_table),
-        _Moment(gradients=held + waiting, activations=layers + again + layer.backward_peak()),
-        _Moment(
+        Moment(gradients=held, activations=layers + copies + head + 2 * logits + narrow),
+        Moment(gradients=held, activations=layers + head + 3 * logits),
+        Moment(gradients=held + table, activations=layers + head + logits + narrow + cast_table),
+        Moment(gradients=held + waiting, activations=layers + again + layer.backward_peak()),
+        Moment(
             gradients=held + table * shape.tied if held else full - to_come,
             activations=layer.kept() + layer.backward_peak(),
         ),
-        _Moment(
+        Moment(
             gradients=full + table * (2 * shape.tied + (accumulate > 1)),
             activations=2 * layer.input_bytes,
         ),

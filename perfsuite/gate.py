@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from perfsuite.baseline import Baselines, Row, differences, make_row
-from perfsuite.evidence import Ceilings, TimedMeasurement, build_record, declared_work, gather_evidence
+from perfsuite.ceilings import Ceilings
+from perfsuite.evidence import TimedMeasurement, build_record, declared_work, gather_evidence
 from perfsuite.hardware.device import Device
+from perfsuite.hardware.links import LinkView
 from perfsuite.measure.attempt import AttemptSpec
 from perfsuite.measure.measurement import Measurement
 from perfsuite.measure.sampler import MIN_SAMPLES
 from perfsuite.record import Record
 from perfsuite.settings import CaseSettings, Settings
+from perfsuite.units import gb_to_bytes
 from perfsuite.verdict import (
     CONFIRMATIONS,
     TOLERANCE_CONTROL,
@@ -45,10 +48,12 @@ FRESH_HALF_WIDTH = 1 / 8
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A case to be judged."""
+    """A case to be judged, on so many ranks; ``skip`` says why it cannot be."""
 
     case: str
     settings: CaseSettings
+    ranks: int = 1
+    skip: str | None = None
 
 
 class Measurer(Protocol):
@@ -60,9 +65,9 @@ class Measurer(Protocol):
         """Make the next attempt in a new process."""
 
     def measure(
-        self, case: str, spec: AttemptSpec, *, limit_s: float, progress: Callable[[Progress], None]
+        self, case: str, spec: AttemptSpec, *, limit_s: float, progress: Callable[[Progress], None], ranks: int
     ) -> Measurement | Failure:
-        """One attempt."""
+        """One attempt on so many ranks."""
 
 
 @dataclass(kw_only=True)
@@ -106,12 +111,14 @@ class Gate:
         measurer: Measurer,
         run: str,
         git_commit: str | None = None,
+        link: LinkView | None = None,
         progress: Callable[[str, Progress], None],
     ) -> None:
         self.settings = settings
         self.device = device
         self.baselines = baselines
-        self.ceilings = Ceilings(device=device)
+        network_bytes_per_s = None if settings.network is None else gb_to_bytes(settings.network)
+        self.ceilings = Ceilings(device=device, link=link or LinkView(), network_bytes_per_s=network_bytes_per_s)
         self.states: dict[str, CaseState] = {}
         self._measurer = measurer
         self._run = run
@@ -147,7 +154,9 @@ class Gate:
     def first_pass(self, request: Request) -> CaseState:
         """The first attempt; the state is not settled where fresh processes have to decide."""
         state = self.states.setdefault(request.case, CaseState(request=request))
-        if self.out_of_time:
+        if request.skip is not None:
+            state.failure = Failure(outcome=Outcome.SKIPPED, reason=request.skip)
+        elif self.out_of_time:
             state.failure = Failure(
                 outcome=Outcome.ERROR,
                 reason=f"not measured: the session's limit of {self.settings.session_timeout:g} s has passed",
@@ -196,7 +205,11 @@ class Gate:
         start_s = time.monotonic() - self._start_s
         limit_s = state.request.settings.timeout_s or self.settings.timeout
         result = self._measurer.measure(
-            case, self._spec(state, fresh=fresh), limit_s=limit_s, progress=lambda look: self._progress(case, look)
+            case,
+            self._spec(state, fresh=fresh),
+            limit_s=limit_s,
+            progress=lambda look: self._progress(case, look),
+            ranks=state.request.ranks,
         )
         if isinstance(result, Failure):
             state.failure = result

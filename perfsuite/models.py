@@ -144,8 +144,11 @@ def _check_size(name: str, value: object) -> None:
 
 def model_shape(name: str, *, layers: int | None = None) -> ModelShape:
     """The preset called ``name``, with another number of layers where that is given; a CaseError lists the presets."""
+    known, given = f"use one of {', '.join(MODELS)}", type(name)
+    if not issubclass(given, str):
+        raise CaseError(f"model must be a preset's name, not of type {given.__name__}; {known}")
     if name not in MODELS:
-        raise CaseError(f"model={name!r} is not known; use one of {', '.join(MODELS)}")
+        raise CaseError(f"model={name!r} is not known; {known}")
     return MODELS[name] if layers is None else replace(MODELS[name], layers=layers)
 
 

@@ -10,11 +10,11 @@ from perfsuite.footprint import largest_batch
 from perfsuite.gate import ITERATION_LIMIT_GPU_S
 from perfsuite.hardware.catalogue import Hardware, ambiguity, load
 from perfsuite.hardware.selection import detect
-from perfsuite.measure.metric import metric_of
+from perfsuite.measure.metric import BOUNDS, bounds_s, metric_of
 from perfsuite.measure.sampler import MIN_SAMPLES
 from perfsuite.terminal import PlanRow
 from perfsuite.units import format_bytes, format_time_us, s_to_us
-from perfsuite.utilization import Part, arithmetic_intensity, ideal_time_s
+from perfsuite.utilization import arithmetic_intensity
 from perfsuite.workloads.base import Target, Work, Workload
 
 NOTABLE = 0.01
@@ -60,7 +60,7 @@ def plan_row(case: str, workload: Workload, planned: PlanTarget, *, budget_s: fl
         flops=flops,
         nbytes=nbytes,
         arithmetic_intensity=None if flops is None else arithmetic_intensity(flops=flops, nbytes=nbytes or 0),
-        bound={"mfu": "compute", "mbu": "memory"}.get(metric, "launch"),
+        bound=_bound(metric, work, workload.dtype, hardware),
         roofline_time_us=time_us,
         memory_bytes=memory_bytes,
         memory_parts=parts,
@@ -73,15 +73,17 @@ def plan_row(case: str, workload: Workload, planned: PlanTarget, *, budget_s: fl
 
 
 def _roofline_time_us(work: Work, dtype: str, hardware: Hardware | None) -> float | None:
-    """The longer of computing, each data type at its own peak, and moving bytes; None where a peak is not known."""
-    if hardware is None:
-        return None
-    split = dict(work.flops_by_dtype) or {dtype: work.flops or 0}
-    peaks = {name: hardware.flops_per_s(name) for name, flops in split.items() if flops}
-    parts = [Part(flops=split[name], peak_flops_per_s=peak) for name, peak in peaks.items() if peak]
-    if len(parts) < len(peaks):
-        return None
-    return s_to_us(max(ideal_time_s(parts), (work.nbytes or 0) / hardware.memory_bytes_per_s)) or None
+    """The longest of what bounds the work, in microseconds; None where a peak is not known."""
+    bounds = None if hardware is None else bounds_s(work, dtype, hardware)
+    return None if bounds is None else s_to_us(max(bounds.values())) or None
+
+
+def _bound(metric: str, work: Work, dtype: str, hardware: Hardware | None) -> str:
+    """What takes the longest at its peak; by the figure that is judged where peaks are not known."""
+    bounds = None if hardware is None else bounds_s(work, dtype, hardware)
+    if metric == "latency_us" or bounds is None or not max(bounds.values()):
+        return BOUNDS[metric]
+    return max(bounds, key=lambda name: bounds[name])
 
 
 def _largest_batch(workload: Workload, hardware: Hardware) -> int | None:

@@ -90,6 +90,36 @@ class CompilationPart(_Part, frozen=True, kw_only=True):
     fallbacks: tuple[str, ...] = ()
 
 
+class CollectivePart(_Part, frozen=True, kw_only=True):
+    """The collective operation that a step is: ``nbytes`` is S as nccl-tests counts it, the bandwidths are in B/s."""
+
+    operation: str
+    nbytes: int
+    in_place: bool
+    algbw: float | None
+    busbw: float | None
+
+
+class RankPart(_Part, frozen=True, kw_only=True):
+    """One rank: the number of its node, by how many microseconds it was done later than the first rank (median), and
+    in which share of the blocks it was the last one."""
+
+    rank: int
+    node: int
+    late_us: float
+    last_share: float
+
+
+class GroupPart(_Part, frozen=True, kw_only=True):
+    """The ranks that measured together: how their times were made one, the median time between the first rank's end
+    and the last one's, and the work per rank and time over that of one rank by itself."""
+
+    reduction: str
+    skew_us: float
+    ranks: tuple[RankPart, ...]
+    scaling_efficiency: float | None = None
+
+
 class SweepPart(_Part, frozen=True, kw_only=True):
     """The family of cases that differ in one parameter alone: its name, the parameter, this case's value of it."""
 
@@ -134,6 +164,8 @@ class Record(_Part, frozen=True, kw_only=True):
     predicted_memory_bytes: dict[str, int] = {}
     compilation: CompilationPart | None = None
     shares: dict[str, float] = {}
+    collective: CollectivePart | None = None
+    group: GroupPart | None = None
     sweep: SweepPart | None = None
     bound: str | None = None
     arithmetic_intensity: float | None = None
@@ -146,11 +178,19 @@ class Record(_Part, frozen=True, kw_only=True):
 
 
 def rate(record: Record) -> tuple[float, str] | None:
-    """Judged work per second at the median time, and its unit: operations, bytes or calls; None where not known."""
+    """Judged work per second at the median time, and its unit: operations, bytes or calls; None where not known.
+
+    Of a collective it is the bus bandwidth.
+    """
     if record.time_us is None or not record.time_us.median > 0:
         return None
     operation = DTYPES[record.dtype].unit if record.dtype in DTYPES else "FLOP"
-    judged = {"mfu": (record.flops, operation), "mbu": (record.nbytes, "B"), "latency_us": (record.calls, "calls")}
+    judged: dict[str, tuple[int | None, str]] = {
+        "mfu": (record.flops, operation),
+        "mbu": (record.nbytes, "B"),
+        "busbw_utilization": (record.wire_bytes, "B"),
+        "latency_us": (record.calls, "calls"),
+    }
     work, unit = judged.get(record.metric or "", (None, ""))
     return None if work is None else (work / us_to_s(record.time_us.median), f"{unit}/s")
 

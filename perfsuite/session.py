@@ -62,6 +62,11 @@ class SessionPlugin:
         self._fault: PerfsuiteError | None = None
         self._shown = False
 
+    @pytest.fixture
+    def ranks(self, request: pytest.FixtureRequest) -> int:
+        """How many ranks measure the case."""
+        return self._run.ranks_of(request.node) if self._run is not None and case_key in request.node.stash else 1
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
         self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]

@@ -17,13 +17,16 @@ from perfsuite.baseline import Store, missing
 from perfsuite.collect import MissingCase, is_case_file, missing_case, sweep_parts
 from perfsuite.errors import UsageError
 from perfsuite.gate import CaseState, Gate, Request
-from perfsuite.hardware.selection import gather, select
+from perfsuite.hardware.device import Device, SystemView
+from perfsuite.hardware.link_view import link_of
+from perfsuite.hardware.links import LinkView, common_link
+from perfsuite.hardware.selection import gather, select_all
 from perfsuite.missing import fixed_prefix, missing_reason, selection_of, whole_files
 from perfsuite.planning import PlanTarget, plan_row, plan_target
 from perfsuite.record import Record
 from perfsuite.recording import update_baselines
 from perfsuite.runfolder import LATEST, RunEnd, RunFolder, RunInfo, new_directory
-from perfsuite.settings import CaseSettings, Settings, case_settings
+from perfsuite.settings import ALL_RANKS, CaseSettings, Settings, available_ranks, case_settings
 from perfsuite.terminal import PlanRow, plan, progress_line, summary
 from perfsuite.verdict import FAILED, UNDECIDED, Outcome
 from perfsuite.workers.hooks import call_case, without_own_frames
@@ -57,11 +60,15 @@ class SessionRun:
         self._planned: PlanTarget | None = None
         self._start_s = time.monotonic()
         if settings.plan:
+            self._available = settings.ranks or 1
             self._planned = plan_target(settings.gpu)
             self._hold_to_markers(cases, sku=self._planned.target.sku, family=self._planned.family)
             return
         view = gather(settings.gpu)
-        self.device = select(settings.gpu, view=view)
+        devices = select_all(settings.gpu, view=view)
+        self.device = devices[0]
+        self._available = available_ranks(settings, devices=None if self.device.backend == "cpu" else len(devices))
+        self._link = _link(devices[: self._available], view)
         self._uuid = view.uuid_of(self.device)
         prefix = fixed_prefix(self._patterns)
         self._store = Store(directory=settings.baselines, sku=self.device.sku, prefix=prefix)
@@ -73,6 +80,18 @@ class SessionRun:
         self._case_settings = {item.nodeid: _marker_settings(item, sku=sku, family=family) for item in cases}
         axes = {item: axis for item in cases if (axis := self._case_settings[item.nodeid].sweep) is not None}
         self._sweeps = sweep_parts(axes)
+
+    def _request(self, item: pytest.Item) -> Request:
+        """A case as the gate takes it."""
+        settings, ranks = self._case_settings[item.nodeid], self.ranks_of(item)
+        here = self._available
+        skip = f"needs {ranks} ranks, here are {here}: raise it with --perf-ranks" if ranks > here else None
+        return Request(case=item.nodeid, settings=settings, ranks=ranks, skip=skip)
+
+    def ranks_of(self, item: pytest.Item) -> int:
+        """How many ranks measure a case."""
+        asked = self._case_settings[item.nodeid].ranks
+        return self._available if asked == ALL_RANKS else int(asked or 1)
 
     # Missing cases
 
@@ -149,6 +168,7 @@ class SessionRun:
             measurer=self._measurer,
             run=info.run,
             git_commit=_git_commit(root),
+            link=self._link,
             progress=self._show_progress,
         )
 
@@ -163,6 +183,7 @@ class SessionRun:
             uuid=self._uuid,
             l2_bytes=device.l2_bytes,
             threads=self._settings.threads,
+            rank_timeout_s=self._settings.rank_timeout,
         )
 
     def _launch(self) -> Launch:
@@ -208,7 +229,7 @@ class SessionRun:
         if self._settings.plan or self._settings.in_process or item.get_closest_marker("skip"):
             return False
         assert self._gate is not None
-        state = self._gate.first_pass(Request(case=item.nodeid, settings=self._case_settings[item.nodeid]))
+        state = self._gate.first_pass(self._request(item))
         return state in self._gate.pending()
 
     def second_pass(self, suspects: Sequence[pytest.Item]) -> Generator[pytest.Item]:
@@ -253,7 +274,7 @@ class SessionRun:
         assert self._gate is not None
         try:
             measurer.workload = call_case(item)
-            self._gate.first_pass(Request(case=item.nodeid, settings=self._case_settings[item.nodeid]))
+            self._gate.first_pass(self._request(item))
         except BaseException as error:
             feed(item, (), {})
             error.__traceback__ = without_own_frames(error.__traceback__)
@@ -376,6 +397,13 @@ class SessionRun:
             return
         width = reporter._tw.fullwidth  # noqa: SLF001 - as above
         reporter.rewrite(progress_line(case, look.samples, look.low, look.high, width), erase=True)
+
+
+def _link(devices: Sequence[Device], view: SystemView) -> LinkView:
+    """What joins the devices that ranks use; looked for where there are several alone."""
+    if len(devices) < 2:
+        return LinkView(reason="one device is joined to no other")
+    return common_link([link_of(device, view) for device in devices])
 
 
 def _marker_settings(item: pytest.Item, *, sku: str, family: str) -> CaseSettings:

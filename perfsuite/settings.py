@@ -110,7 +110,22 @@ OPTIONS = (
         default=0.0,
         metavar="PERCENT",
     ),
-    Option(flag="--perf-ranks", help="ranks that a collective case runs on (1)", parse=_count, default=1, metavar="N"),
+    Option(
+        flag="--perf-ranks", help="ranks of cases marked ranks='all' (every GPU; 1 on a CPU)", parse=_count, metavar="N"
+    ),
+    Option(
+        flag="--perf-rank-timeout",
+        help="seconds without a sign of life after which ranks hang (60)",
+        parse=_positive,
+        default=60.0,
+        metavar="S",
+    ),
+    Option(
+        flag="--perf-network",
+        help="a node's network bandwidth, GB/s in each direction, that collectives of many nodes are held against",
+        parse=_positive,
+        metavar="GB/S",
+    ),
     Option(flag="--perf-threads", help="CPU threads of case and control (1)", parse=_count, default=1, metavar="N"),
     Option(flag="--perf-in-process", help="measure without workers, for debuggers and profilers"),
     Option(
@@ -126,7 +141,8 @@ OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a session was asked for. Times in seconds, tolerance and drill as fraction and percentage."""
+    """What a session was asked for: times in seconds, the tolerance a fraction, the drill a percentage, the network in
+    GB/s."""
 
     gpu: str
     strict: bool
@@ -140,7 +156,9 @@ class Settings:
     session_timeout: float | None
     plan: bool
     drill: float
-    ranks: int
+    ranks: int | None
+    rank_timeout: float
+    network: float | None
     threads: int
     in_process: bool
     baselines: Path
@@ -188,8 +206,10 @@ def _refuse_contradictions(settings: Settings) -> None:
         )
     if settings.accept is not None and not settings.update_baselines:
         raise UsageError("--perf-accept goes with --perf-update-baselines")
-    if settings.ranks > 1:
-        raise UsageError(f"--perf-ranks {settings.ranks}: this version measures on one rank; leave it out")
+    if settings.in_process and (settings.ranks or 1) > 1:
+        raise UsageError(
+            f"--perf-in-process with --perf-ranks {settings.ranks}: one process is one rank; leave one out"
+        )
 
 
 def gpu_name(given: str | None, ini: str | None) -> str:
@@ -200,7 +220,17 @@ def gpu_name(given: str | None, ini: str | None) -> str:
     return "auto"
 
 
-MARKER_ARGUMENTS = ("tolerance", "floor", "budget_s", "timeout_s", "sweep")
+def available_ranks(settings: Settings, *, devices: int | None) -> int:
+    """How many ranks there can be: as many as are asked for, else one a device; None devices: a CPU, with one."""
+    if settings.ranks is None:
+        return 1 if settings.in_process else devices or 1
+    if devices is not None and settings.ranks > devices:
+        raise UsageError(f"--perf-ranks {settings.ranks}: here are {devices} devices of this kind, one for each rank")
+    return settings.ranks
+
+
+MARKER_ARGUMENTS = ("tolerance", "floor", "budget_s", "timeout_s", "sweep", "ranks")
+ALL_RANKS = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +242,8 @@ class CaseSettings:
     budget_s: float | None = None
     timeout_s: float | None = None
     sweep: str | None = None
+    ranks: int | str | None = None
+    """How many ranks measure the case: a number, ``all`` that there are, or None for one that needs no others."""
 
 
 def case_settings(case: str, arguments: Mapping[str, object], *, sku: str, family: str) -> CaseSettings:
@@ -227,6 +259,7 @@ def case_settings(case: str, arguments: Mapping[str, object], *, sku: str, famil
         budget_s=_marker_number(case, "budget_s", arguments.get("budget_s")),
         timeout_s=_marker_number(case, "timeout_s", arguments.get("timeout_s")),
         sweep=_marker_name(case, "sweep", arguments.get("sweep")),
+        ranks=_marker_ranks(case, arguments.get("ranks")),
     )
 
 
@@ -260,4 +293,12 @@ def _marker_name(case: str, name: str, value: object) -> str | None:
         return None
     if not isinstance(value, str) or not value.isidentifier():
         raise UsageError(f"{case}: perf({name}={value!r}) must be the name of one of the case's arguments")
+    return value
+
+
+def _marker_ranks(case: str, value: object) -> int | str | None:
+    if value is None or value == ALL_RANKS:
+        return ALL_RANKS if value is not None else None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{case}: perf(ranks={value!r}) must be a whole number of at least 1, or {ALL_RANKS!r}")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ _NO_RATE = frozenset(
     {Outcome.ERROR, Outcome.INCORRECT, Outcome.IMPLAUSIBLE, Outcome.INVALID, Outcome.SKIPPED, Outcome.MISSING}
 )
 """What was measured under these verdicts, if anything, says nothing of how fast the case is."""
+_FOR_MEMORY = re.compile(r"needs \S+ \S+ of memory, ")
+"""How the reason of a case begins that needs more memory than is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +92,13 @@ class Family:
 
     @property
     def unfit(self) -> tuple[Point, ...]:
-        """The points that were skipped because they do not fit the device; the reasons are in their records."""
+        """The points that were skipped: for memory, time, the data type or what else their records say."""
         return tuple(point for point in self.points if point.verdict == Outcome.SKIPPED)
+
+    @property
+    def memory_ends_it(self) -> bool:
+        """Whether points were skipped, and each of them because it needs more memory than there is."""
+        return bool(self.unfit) and all(_FOR_MEMORY.match(point.record.reason) for point in self.unfit)
 
 
 def families(records: Iterable[Record]) -> list[Family]:

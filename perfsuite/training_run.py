@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from perfsuite.flops import TRAINING_CONVENTIONS, params_flops_per_token
+from perfsuite.flops import MFU_CONVENTIONS, params_flops_per_token, training_flops_per_token
 from perfsuite.models import ModelShape
 from perfsuite.utilization import mfu
 
 EXACT = "exact"
 SIX_N = "6N"
 HFU = "hfu"
-MFU_CONVENTIONS = (*(name for name in TRAINING_CONVENTIONS if name != HFU), SIX_N)
+PLAN_CONVENTIONS = (EXACT, *MFU_CONVENTIONS, SIX_N)
 """Those whose fraction of the peak is an MFU; ``hfu`` counts what is recomputed, and is none."""
 FIVE_POINTS = 0.05
 S_PER_HOUR = 3600
@@ -95,16 +95,18 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 def model_of_shape(name: str, shape: ModelShape, *, seq_len: int) -> TrainedModel:
     """A model whose sizes are known, trained on sequences of ``seq_len``; all conventions count it."""
-    by_convention = {convention: formula(shape, seq_len) for convention, formula in TRAINING_CONVENTIONS.items()}
-    hfu_flops = by_convention.pop(HFU)
-    by_convention[SIX_N] = params_flops_per_token(shape.parameters())
+
+    def counted(convention: str) -> int:
+        return training_flops_per_token(shape, seq_len=seq_len, convention=convention)
+
+    by_convention = {convention: counted(convention) for convention in (EXACT, *MFU_CONVENTIONS)}
     return TrainedModel(
         name=name,
         parameters=shape.parameters(),
         active_parameters=shape.parameters(active=True),
         seq_len=seq_len,
-        flops_per_token=by_convention,
-        hfu_flops_per_token=hfu_flops,
+        flops_per_token={**by_convention, SIX_N: params_flops_per_token(shape.parameters())},
+        hfu_flops_per_token=counted(HFU),
     )
 
 

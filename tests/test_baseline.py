@@ -39,6 +39,7 @@ DECLARED = Declared(
     wire_bytes=0,
     calls=1,
     threads=1,
+    ranks=1,
     dtype="bf16",
     precision={"allow_tf32": False, "matmul": "highest"},
     flop_convention="exact",

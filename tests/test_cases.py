@@ -22,15 +22,20 @@ class Collector:
     def __init__(self):
         self.cases = []
 
+    @pytest.fixture
+    def ranks(self):
+        return 8  # as a host of GPUs has them
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem):
         arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem.fixturenames if name != "request"}
         workload = pyfuncitem.obj(**arguments)
         work = workload.work()
         self.cases.append({
-            "file": pyfuncitem.path.name, "id": pyfuncitem.nodeid, "kind": workload.kind, "metric": workload.metric,
-            "dtype": workload.dtype, "flops": work.flops, "nbytes": work.nbytes, "memory": workload.memory_bytes(),
-            "launch": workload.launch(), "smoke": pyfuncitem.get_closest_marker("smoke") is not None,
+            "file": pyfuncitem.path.name, "id": pyfuncitem.nodeid, "kind": workload.kind,
+            "metric": workload.judged_by(), "dtype": workload.dtype, "flops": work.flops, "nbytes": work.nbytes,
+            "wire_bytes": work.wire_bytes, "memory": workload.memory_bytes(), "launch": workload.launch(),
+            "smoke": pyfuncitem.get_closest_marker("smoke") is not None,
         })
         return True
 
@@ -41,7 +46,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 # A single thread of a plain CPU, and the iteration beyond which a case is skipped on it.
-CPU_FLOPS_PER_S, CPU_BYTES_PER_S, LIMIT_S = 100e9, 10e9, 0.25
+CPU_FLOPS_PER_S, CPU_BYTES_PER_S, CPU_WIRE_BYTES_PER_S, LIMIT_S = 100e9, 10e9, 0.8e9, 0.25
 CPU_DTYPES = {"fp64", "fp32", "bf16", "fp16", "int8"}
 
 
@@ -56,6 +61,7 @@ class Case:
     dtype: str
     flops: int | None
     nbytes: int | None
+    wire_bytes: int
     memory: int | None
     launch: str | None
     smoke: bool
@@ -63,7 +69,8 @@ class Case:
     @property
     def cpu_s(self) -> float:
         """One iteration on a plain CPU by the roofline."""
-        return max((self.flops or 0) / CPU_FLOPS_PER_S, (self.nbytes or 0) / CPU_BYTES_PER_S)
+        wire_s = self.wire_bytes / CPU_WIRE_BYTES_PER_S
+        return max((self.flops or 0) / CPU_FLOPS_PER_S, (self.nbytes or 0) / CPU_BYTES_PER_S, wire_s)
 
     @property
     def suits_a_cpu(self) -> bool:
@@ -110,8 +117,8 @@ def test_ids_are_unique_and_stable(collected: Collection) -> None:
 
 def test_every_case_declares_work(collected: Collection) -> None:
     for case in collected.cases:
-        assert (case.flops or 0) + (case.nbytes or 0) > 0, case.id
-        assert case.metric == "latency_us" or case.flops or case.nbytes, case.id
+        assert (case.flops or 0) + (case.nbytes or 0) + case.wire_bytes > 0, case.id
+        assert case.metric != "busbw_utilization" or case.wire_bytes, case.id
 
 
 @pytest.mark.parametrize(
@@ -125,6 +132,7 @@ def test_every_case_declares_work(collected: Collection) -> None:
         ("transformer_layer.py", 12),
         ("inference.py", 8),
         ("attention.py", 8),
+        ("collectives.py", 35),
     ],
 )
 def test_a_plain_cpu_gets_its_share(collected: Collection, file: str, fewest: int) -> None:
@@ -151,6 +159,17 @@ def test_smoke_is_a_quick_cross_section(collected: Collection) -> None:
     own = {"gemm.py", "memory.py", "pointwise.py", "reductions.py", "latency.py"}
     assert own <= {case.file for case in quick}
     assert len([case for case in quick if case.file in own]) <= 10
+
+
+def test_every_collective_operation_has_every_size(collected: Collection) -> None:
+    sizes = ("8B", "4KiB", "64KiB", "1MiB", "16MiB", "256MiB", "1GiB")
+    for operation in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send_recv"):
+        for size in sizes:
+            name = f"cases/collectives.py::bench_collective[{operation}-{size}]"
+            assert [case for case in collected.cases if case.id == name], name
+    # On a CPU each takes about 1.5 s.
+    suited = [case for case in collected.cases if case.file == "collectives.py" and case.suits_a_cpu]
+    assert len(suited) <= 55
 
 
 def test_every_data_type_has_a_matmul(collected: Collection) -> None:

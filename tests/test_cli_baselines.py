@@ -26,6 +26,7 @@ DECLARED = Declared(
     wire_bytes=0,
     calls=1,
     threads=1,
+    ranks=1,
     dtype="bf16",
     precision={},
     flop_convention="exact",

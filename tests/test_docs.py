@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -152,6 +155,24 @@ def test_perfsuite_commands_use_options_that_are_there(each: Page) -> None:
             # An option that is not there is found before --help is heeded.
             result = CliRunner().invoke(app, [*arguments, "--help"])
             assert result.exit_code == 0, f"{each.name}: perfsuite {' '.join(arguments)}: {result.output}"
+
+
+def test_the_plan_is_what_its_command_prints(tmp_path: Path) -> None:
+    section = page("docs/reading-results.md").text.partition("\n## The plan\n")[2].partition("\n## ")[0]
+    (_, command), (_, sample) = Page(path=DOCS / "reading-results.md", text=section).blocks
+    program, *arguments = shlex.split(command)
+    assert program == "pytest"
+    result = subprocess.run(
+        [sys.executable, "-m", program, "-p", "perfsuite.plugin", "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "80", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert set(sample.splitlines()) <= set(result.stdout.splitlines())
 
 
 def test_the_commands_of_the_documents_are_found() -> None:

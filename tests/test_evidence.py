@@ -10,15 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from perfsuite.baseline import Row, make_row
-from perfsuite.evidence import (
-    IMPLAUSIBLE_MEASURED,
-    Ceilings,
-    TimedMeasurement,
-    build_record,
-    declared_work,
-    gather_evidence,
-    rates,
-)
+from perfsuite.ceilings import IMPLAUSIBLE_MEASURED, Ceilings
+from perfsuite.evidence import TimedMeasurement, build_record, declared_work, gather_evidence, rates
 from perfsuite.hardware.catalogue import load
 from perfsuite.hardware.device import Device
 from perfsuite.measure.measurement import CeilingSample, Compilation, ControlSummary, Measurement, Overhead, TimeSummary

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from perfsuite.errors import CaseError
 from perfsuite.flops import (
+    MFU_CONVENTIONS,
     TRAINING_CONVENTIONS,
     Parts,
     attention_flops,
@@ -31,7 +32,7 @@ from perfsuite.flops import (
     trained,
     training_flops_per_token,
 )
-from perfsuite.models import MODELS, ModelShape
+from perfsuite.models import MODELS, ModelShape, model_shape
 
 SIZES = st.integers(min_value=1, max_value=64)
 
@@ -366,3 +367,16 @@ def _gflops(flops: Iterable[float]) -> list[str]:
 def test_sizes_that_cannot_be_are_named(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(CaseError, match=re.escape(complaint)):
         replace(MODELS["tiny-llama"], **change)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [(["tiny-moe"], "list"), (MODELS["tiny-moe"], "ModelShape"), (None, "NoneType"), (7, "int")]
+)
+def test_a_preset_is_called_by_a_string(name: Any, given: str) -> None:
+    with pytest.raises(CaseError) as caught:
+        model_shape(name)
+    assert str(caught.value) == f"model must be a preset's name, not of type {given}; use one of {', '.join(MODELS)}"
+
+
+def test_other_peoples_conventions_leave_out_our_own_and_hfus() -> None:
+    assert {*MFU_CONVENTIONS} == {*TRAINING_CONVENTIONS} - {"exact", "hfu"}

@@ -59,7 +59,9 @@ class Script:
     def fresh(self) -> None:
         self.processes.append([])
 
-    def measure(self, case: str, spec: AttemptSpec, *, limit_s: float, progress: Callable[[Progress], None]) -> Answer:
+    def measure(
+        self, case: str, spec: AttemptSpec, *, limit_s: float, progress: Callable[[Progress], None], ranks: int
+    ) -> Answer:
         self.asked.append((case, spec, limit_s))
         self.processes[-1].append(case)
         progress(Progress(samples=10, y=0.0, low=-1.0, high=1.0))

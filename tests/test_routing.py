@@ -143,6 +143,12 @@ def test_prepared_on_meta_has_shapes_alone() -> None:
         ({"kind": "random"}, "routing: kind='random' must be one of balanced, skewed"),
         ({"capacity_factor": 0.0}, "routing: capacity_factor=0.0 must be a number above 0"),
         ({"capacity_factor": float("nan")}, "routing: capacity_factor=nan must be a number above 0"),
+        (
+            {"capacity_factor": "1.0"},
+            "routing: capacity_factor='1.0' must be a number above 0, or None to drop nothing",
+        ),
+        ({"capacity_factor": True}, "routing: capacity_factor=True must be a number above 0"),
+        ({"capacity_factor": [1.0]}, r"routing: capacity_factor=\[1.0\] must be a number above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(wrong: dict[str, Any], says: str) -> None:

@@ -11,7 +11,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfsuite.errors import UsageError
-from perfsuite.settings import MARKER_ARGUMENTS, OPTIONS, CaseSettings, Settings, case_settings, validate
+from perfsuite.settings import (
+    MARKER_ARGUMENTS,
+    OPTIONS,
+    CaseSettings,
+    Settings,
+    available_ranks,
+    case_settings,
+    validate,
+)
 
 ROOT = Path("/root-of-the-project")
 HERE = ROOT / "below"
@@ -48,7 +56,9 @@ def test_defaults() -> None:
         session_timeout=None,
         plan=False,
         drill=0.0,
-        ranks=1,
+        ranks=None,
+        rank_timeout=60.0,
+        network=None,
         threads=1,
         in_process=False,
         baselines=ROOT / "baselines",
@@ -130,7 +140,7 @@ def test_paths_are_relative_to_where_they_were_written() -> None:
         ({"perf_update_baselines": True, "perf_drill": "30"}, ["--perf-drill", "--perf-update-baselines"]),
         ({"perf_update_baselines": True, "perf_in_process": True}, ["--perf-in-process", "--perf-update-baselines"]),
         ({"perf_accept": "why"}, ["--perf-accept", "--perf-update-baselines"]),
-        ({"perf_ranks": "2"}, ["--perf-ranks 2"]),
+        ({"perf_ranks": "2", "perf_in_process": True}, ["--perf-ranks 2", "--perf-in-process"]),
     ],
     ids=str,
 )
@@ -179,7 +189,7 @@ _anything = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in MARKER_ARGUMENTS if name != "sweep"])
+@pytest.mark.parametrize("name", [name for name in MARKER_ARGUMENTS if name not in ("sweep", "ranks")])
 @given(value=_anything | st.dictionaries(st.text(max_size=5), _anything, max_size=2))
 @example(value=10**400)
 @example(value={"a100": None})
@@ -190,6 +200,28 @@ def test_any_marker_value_is_a_number_or_one_line(name: str, value: object) -> N
         in_one_line(error, "a.py::bench_x: perf(")
         return
     assert found is None or (isinstance(found, float) and 0 < found < math.inf)
+
+
+@given(value=_anything)
+@example(value="all")
+def test_any_ranks_are_a_count_all_or_one_line(value: object) -> None:
+    try:
+        found = case(ranks=value).ranks
+    except UsageError as error:
+        in_one_line(error, "a.py::bench_x: perf(ranks=", "a whole number of at least 1, or 'all'")
+        return
+    assert found in (None, "all") or (isinstance(found, int) and found >= 1)
+
+
+def test_ranks_are_those_asked_for_or_one_a_device() -> None:
+    assert available_ranks(settings(), devices=None) == 1
+    assert available_ranks(settings({"perf_ranks": "2"}), devices=None) == 2
+    assert available_ranks(settings(), devices=8) == 8
+    assert available_ranks(settings({"perf_ranks": "4"}), devices=8) == 4
+    assert available_ranks(settings({"perf_in_process": True}), devices=8) == 1
+    with pytest.raises(UsageError) as error:
+        available_ranks(settings({"perf_ranks": "9"}), devices=8)
+    in_one_line(error.value, "--perf-ranks 9", "8 devices")
 
 
 @given(value=_anything)

@@ -89,6 +89,23 @@ def test_one_point_and_none() -> None:
     assert families([]) == []
 
 
+@pytest.mark.parametrize(
+    ("reasons", "ends"),
+    [
+        ([], False),
+        (["needs 91.0 GiB of memory, h100 has 78.4 GiB free for it"], True),
+        (["needs 91.0 GiB of memory, h100 has 78.4 GiB free for it", "h100: no TF32"], False),
+        (["one iteration takes at least 61.0 s (1 PFLOP at 16.4 TFLOP/s), the limit is 30.0 s"], False),
+        (["it needs a larger device"], False),
+    ],
+)
+def test_memory_ends_a_family_where_all_that_was_skipped_needs_more(reasons: list[str], ends: bool) -> None:
+    skipped = [at(2 + place, None, "SKIPPED", reason=reason) for place, reason in enumerate(reasons)]
+    family = only([at(1, 1e12), *skipped])
+    assert family.memory_ends_it == ends
+    assert len(family.unfit) == len(reasons)
+
+
 def test_the_first_of_equal_rates_is_the_best() -> None:
     family = only([at(value, 1e12) for value in (4, 2, 8)])
     assert family.best is not None
@@ -332,4 +349,7 @@ def bench_gemm(batch):
     assert all(math.isfinite(rate) for rate, _ in family.measured)
     text = " ".join(session.output.split())
     assert "sweep of bench_x.py::bench_gemm" in text
+    assert family.memory_ends_it, "the one that was skipped has a reason of that kind"
     assert "1000000000 SKIPPED: needs " in text
+    assert "bench_gemm[0] Gemm: batch=0 must be a whole number of at least 1." in text
+    assert "--perf-in-process" not in text, "the reason says what to do"

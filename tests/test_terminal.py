@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from rich.cells import cell_len
 
 from perfsuite.record import BaselinePart, CeilingPart, ControlPart, DevicePart, Record, TimePart
@@ -288,6 +289,25 @@ def test_failed_before_undecided_and_the_worst_loss_first() -> None:
 def test_every_failure_says_what_to_do(outcome: Outcome) -> None:
     with_advice, reason = flat(show(bare(outcome, "why"))), f"{outcome} {GEMM} why. "
     assert re.search(re.escape(reason) + r"[A-Z][^.]+", with_advice)
+
+
+@pytest.mark.parametrize(
+    ("traceback", "advised"),
+    [
+        (None, True),
+        ("    def bench_a():\n>       Gemm(k=0)\nE       perfsuite.errors.CaseError: k=0\n\na.py:3: CaseError", False),
+        ("a.py:3: in bench_a\n    Gemm(k=0)\nE   perfsuite.errors.CaseError: k=0", False),
+        ("E   perfsuite.errors.UncountableError: aten::foo\n\na.py:3: UncountableError", False),
+        ("E   ValueError: one\nE   perfsuite.errors.CaseError: two\n\na.py:3: ValueError", True),
+        ("E   perfsuite.errors.CaseError: k=0\n\na.py:3: CaseError\n\nE   KeyError: 1\n\na.py:5: KeyError", True),
+        ("E   assert 1 == 2\n\na.py:3: AssertionError", True),
+    ],
+)
+def test_error_of_a_declaration_needs_no_debugger(traceback: str | None, advised: bool) -> None:
+    failed = structs.replace(bare("ERROR", "Gemm: k=0 must be a whole number"), traceback=traceback)
+    text = flat(show(failed))
+    assert "Gemm: k=0 must be a whole number." in text
+    assert ("Run it alone with --perf-in-process" in text) == advised
 
 
 # What stands around the table

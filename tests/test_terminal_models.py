@@ -146,10 +146,11 @@ def at(batch: float, rate: float | None, verdict: str = "PASS", **changes: Any) 
     """A member of the family: ``rate`` in tokens per second, None where it was not measured."""
     place = {"case": f"{STEP}[{batch:g}-bf16]", "sweep": SweepPart(family=FAMILY, axis="batch", at=batch)}
     if rate is None:
-        return bare(verdict, "needs 91.0 GiB of memory, h100 has 78.4 GiB free for it.", **{**place, **changes})
+        plain = {"reason": "needs 91.0 GiB of memory, h100 has 78.4 GiB free for it."}
+        return bare(verdict, **{**plain, **place, **changes})
     time = TimePart(median=batch * 4096e6 / rate, low=None, high=None, samples=20)
-    plain: dict[str, Any] = {"tokens": int(batch * 4096), "tokens_per_s": rate, "flops": int(batch * 10**14)}
-    return record(verdict=verdict, **{**place, **plain, "time_us": time, **changes})
+    counted: dict[str, Any] = {"tokens": int(batch * 4096), "tokens_per_s": rate, "flops": int(batch * 10**14)}
+    return record(verdict=verdict, **{**place, **counted, "time_us": time, **changes})
 
 
 CURVE = [at(batch, rate) for batch, rate in ((1, 3000.0), (2, 5800.0), (4, 8200.0), (8, 9100.0), (16, 9250.0))]
@@ -184,6 +185,14 @@ def test_sentence_is_whole_at_every_width(width: int) -> None:
     [
         (CURVE[:2], "too few points for a knee: 2 measured, 3 needed; best batch: 2 (5.80 ktokens/s, 50.0 % MFU, "),
         (CURVE[:3], "knee at batch 4 (95 % of the best rate), the last that was measured: the rate may still rise; "),
+        (
+            [*CURVE, at(32, None, "SKIPPED", reason="one iteration takes at least 61.0 s, the limit is 30.0 s")],
+            "; best batch: 16 (9.25 ktokens/s, 50.0 % MFU, 3.00 GiB); 32 SKIPPED: one iteration takes at least 61.0 s",
+        ),
+        (
+            [*CURVE, at(32, None, "SKIPPED", reason="t4: no TF32"), TOO_LARGE[1]],
+            "; best batch: 16 (9.25 ktokens/s, 50.0 % MFU, 3.00 GiB); 32, 64 SKIPPED (at 32): t4: no TF32.",
+        ),
         (
             [at(1, 1.0, "ERROR"), at(2, 1.0, "INVALID"), TOO_LARGE[0]],
             "no knee: there are no rates to compare; 32 SKIPPED: needs 91.0 GiB",

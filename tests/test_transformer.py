@@ -105,6 +105,8 @@ def test_data_types_of_their_own() -> None:
     split = dict(layer(model="tiny-moe", dtype="bf16").work().flops_by_dtype)
     assert split["fp32"] == 2 * 16 * 128 * 4  # the router's
     assert dict(layer(model="tiny-moe").work().flops_by_dtype).keys() == {"fp32"}
+    tf32 = layer(model="tiny-moe", dtype="tf32")
+    assert dict(tf32.work().flops_by_dtype).keys() == {"tf32"}, "torch's switch to TF32 is for the router's matmul too"
     widened = layer(dtype="bf16", attention="math")
     assert dict(widened.work().flops_by_dtype)["fp32"] == part(widened, "attention").forward
 

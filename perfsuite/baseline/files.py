@@ -154,7 +154,7 @@ def render(case_file: CaseFile) -> str:
     return "".join(lines)
 
 
-DEFAULTS = (("calls", 1), ("threads", 1))
+DEFAULTS = (("calls", 1), ("threads", 1), ("ranks", 1))
 """What most rows have, and no line says."""
 
 

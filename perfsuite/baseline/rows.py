@@ -45,6 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     wire_bytes: Count = 0
     calls: Count = 1
     threads: Count = 1
+    ranks: Count = 1
     dtype: str | None = None
     flop_convention: str | None = None
     launch: str | None = None
@@ -73,6 +74,7 @@ class Declared:
     wire_bytes: int
     calls: int
     threads: int
+    ranks: int
     dtype: str | None
     precision: Mapping[str, str | bool]
     flop_convention: str | None
@@ -84,9 +86,11 @@ class Declared:
     @classmethod
     def of_record(cls, record: Record) -> Declared:
         """The work of a measured case."""
-        plain = {name: getattr(record, name) for name in FINGERPRINT if not name.startswith("control")}
+        elsewhere = ("ranks", "control", "control_version")
+        plain = {name: getattr(record, name) for name in FINGERPRINT if name not in elsewhere}
         name, version = (record.control.name, record.control.version) if record.control else (None, None)
-        return cls(**plain, control=name, control_version=version)
+        ranks = record.device.ranks if record.device else 1
+        return cls(**plain, ranks=ranks, control=name, control_version=version)
 
 
 FINGERPRINT = tuple(field.name for field in dataclasses.fields(Declared))

@@ -12,10 +12,12 @@ from perfsuite.commands.mfu_options import Format, Options
 from perfsuite.commands.mfu_tables import sheet_value, tables
 from perfsuite.errors import HardwareError
 from perfsuite.hardware.catalogue import PEAK_DTYPES, Hardware, load
-from perfsuite.training_run import HFU, MFU_CONVENTIONS, Cluster, Estimate, TrainedModel, estimate
+from perfsuite.training_run import HFU, PLAN_CONVENTIONS, Cluster, Estimate, TrainedModel, estimate
 from perfsuite.utilization import Ceiling, compute_ceiling
 
 IMPOSSIBLE = 1
+TRAINING_DTYPES = tuple(dtype for dtype in PEAK_DTYPES if dtype != "int8")
+"""Whole numbers have no gradients."""
 RATES = "--step-time S with --tokens-per-step N, --tokens-per-second R, or --mfu F"
 
 
@@ -91,9 +93,9 @@ def _convention(options: Options, model: TrainedModel) -> str:
     if name is None:
         return model.least_convention
     if name == HFU:
-        refuse(f"--convention {HFU}: an HFU is no MFU; use one of {', '.join(MFU_CONVENTIONS)}")
-    if name not in MFU_CONVENTIONS:
-        refuse(f"--convention {name}: use one of {', '.join(MFU_CONVENTIONS)}")
+        refuse(f"--convention {HFU}: an HFU is no MFU; use one of {', '.join(PLAN_CONVENTIONS)}")
+    if name not in PLAN_CONVENTIONS:
+        refuse(f"--convention {name}: use one of {', '.join(PLAN_CONVENTIONS)}")
     if name not in model.flops_per_token:
         refuse(f"--convention {name}: needs a model's sizes; with --params there is {', '.join(model.flops_per_token)}")
     return name
@@ -133,8 +135,9 @@ def _cluster(options: Options) -> Cluster:
 
 def _ceiling(gpu: str, dtype: str) -> tuple[Ceiling, str]:
     """The peak that every SKU called ``gpu`` agrees on, and what to call it."""
-    if dtype not in PEAK_DTYPES:
-        refuse(f"--dtype {dtype}: use one of {', '.join(PEAK_DTYPES)}")
+    if dtype not in TRAINING_DTYPES:
+        why = "there is no training in it; " if dtype in PEAK_DTYPES else ""
+        refuse(f"--dtype {dtype}: {why}use one of {', '.join(TRAINING_DTYPES)}")
     if gpu.strip().lower().split("-")[0] == "cpu":
         raise HardwareError(f"--gpu {gpu}: a CPU has no data-sheet peak; name a GPU, see `perfsuite hardware`")
     rows = load().resolve(gpu)
@@ -143,8 +146,13 @@ def _ceiling(gpu: str, dtype: str) -> tuple[Ceiling, str]:
     if len({ceiling and ceiling.value for ceiling in found.values()}) > 1:
         raise HardwareError(f"--gpu {gpu}: {_differ(rows, dtype)}; name the SKU")
     if not ceilings:
-        refuse(f"--dtype {dtype}: {gpu} has no {dtype} peak; it has {', '.join(rows[0].dtypes())}")
+        refuse(f"--dtype {dtype}: {gpu} has no {dtype} peak; it has {', '.join(_has(rows[0]))}")
     return ceilings[0], _called(rows)
+
+
+def _has(row: Hardware) -> list[str]:
+    """The data types to train in that have a peak here."""
+    return [dtype for dtype in row.dtypes() if dtype in TRAINING_DTYPES]
 
 
 def _called(rows: tuple[Hardware, ...]) -> str:

@@ -82,5 +82,29 @@ def _by_sizes(options: Options) -> TrainedModel:
         if sizes["d_model"] % sizes["heads"]:
             refuse(f"--head-dim is missing: --d-model {sizes['d_model']} is no multiple of --heads {sizes['heads']}")
         sizes["head_dim"] = sizes["d_model"] // sizes["heads"]
+    _refuse_heads(sizes)
+    _refuse_experts(options)
     shape = ModelShape(**sizes, bias=not gated, positions=0 if gated else options.seq_len)
     return _counted("by its sizes", shape, options.seq_len)
+
+
+def _refuse_heads(sizes: dict[str, Any]) -> None:
+    """Heads that no model has, by the options that make them."""
+    heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
+    if heads % kv_heads:
+        refuse(f"--kv-heads {kv_heads}: --heads {heads} must be a multiple of it")
+    if sizes["gated"] and head_dim % 2:
+        refuse(f"--head-dim {head_dim} must be even: rotary positions turn pairs; give an even one, or --no-gated")
+
+
+def _refuse_experts(options: Options) -> None:
+    """A mixture that is half given, or that no model here is."""
+    experts, active = options.experts, options.active_experts
+    if experts is None and active is None:
+        return
+    if experts is None or active is None:
+        refuse("--experts and --active-experts go together; give both, or neither for a dense model")
+    if active > experts:
+        refuse(f"--active-experts {active} must be at most --experts {experts}")
+    if options.gated is False:
+        refuse(f"--experts {experts} goes with --gated: leave out --no-gated")

@@ -13,7 +13,7 @@ import typer
 
 from perfsuite.commands.console import refuse
 from perfsuite.models import MODELS
-from perfsuite.training_run import MFU_CONVENTIONS
+from perfsuite.training_run import PLAN_CONVENTIONS
 
 MODEL = "The model: one of --params, --model, --config or its sizes"
 SIZES = "The model by its sizes"
@@ -21,6 +21,8 @@ RATE = "The rate: a step and its tokens, tokens per second, or a planned MFU"
 RUN = "The run"
 LEAST, MOST = 1e-24, 1e24
 """Beyond anything that is trained or paid; products of several are still numbers."""
+MOST_OF_A_SIZE = 10**9
+"""Beyond any size of a model and any context."""
 
 
 class Format(StrEnum):
@@ -60,6 +62,19 @@ def _whole(option: str, example: str = "7e9") -> Callable[[object], int]:
     return parse
 
 
+def _bounded(option: str, example: str) -> Callable[[object], int]:
+    """A parser of one size of a model."""
+    whole = _whole(option, example)
+
+    def parse(text: object) -> int:
+        value = whole(text)
+        if value > MOST_OF_A_SIZE:
+            refuse(f"{option} {text}: give at most {MOST_OF_A_SIZE:g}, such as {example}")
+        return value
+
+    return parse
+
+
 def _fraction(option: str) -> Callable[[object], float]:
     """A parser of what lies above 0 and not above 1."""
     number = _number(option, "0.4")
@@ -79,7 +94,7 @@ def _option(panel: str, flag: str, metavar: str | None, text: str, **parser: Any
 
 def _size(flag: str, metavar: str, text: str, example: str) -> Any:
     """One of the model's sizes."""
-    return _option(SIZES, flag, metavar, text, parser=_whole(flag, example))
+    return _option(SIZES, flag, metavar, text, parser=_bounded(flag, example))
 
 
 Params = Annotated[
@@ -97,7 +112,7 @@ SeqLen = Annotated[
         "--seq-len",
         "T",
         "Tokens of a sequence. Left out: what the preset was trained on, or the config's longest.",
-        parser=_whole("--seq-len", "8192"),
+        parser=_bounded("--seq-len", "8192"),
     ),
 ]
 Layers = Annotated[int | None, _size("--layers", "L", "Layers.", "32")]
@@ -147,7 +162,7 @@ PlannedMfu = Annotated[
 ]
 Convention = Annotated[
     str | None,
-    _option(RATE, "--convention", "NAME", f"What --mfu and the run go by: {', '.join(MFU_CONVENTIONS)}."),
+    _option(RATE, "--convention", "NAME", f"What --mfu and the run go by: {', '.join(PLAN_CONVENTIONS)}."),
 ]
 Tokens = Annotated[
     int | None,

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from perfsuite.measure.agreement import UnequalRanksError, agree, refuse_unequal
 from perfsuite.measure.bench import Bench
 from perfsuite.measure.check import (
     DisagreementError,
@@ -40,13 +41,16 @@ from perfsuite.measure.memory import peak_memory_bytes
 from perfsuite.measure.metric import metric_of
 from perfsuite.measure.precision import PrecisionChangedError, precision, precision_flags, refuse_change
 from perfsuite.measure.sampler import MIN_SAMPLES, Budget, Samples, StopRule, Subject, TooSlowError, sample
-from perfsuite.measure.stats import Interval
-from perfsuite.measure.summary import Sampled, rate_offset, summarize
+from perfsuite.measure.scaling import scaling_efficiency
+from perfsuite.measure.stats import Interval, median_interval
+from perfsuite.measure.summary import Sampled, group_work, rate_offset, summarize
 from perfsuite.verdict import Failure, Outcome
 from perfsuite.workloads.base import Prepared, Work, Workload
 
 CACHE_RESIDENT_BYTES = 32 * 1024**2
 L2_ROTATIONS = 4
+BACK_TO_BACK = 20
+"""Collectives on a device follow each other at least so often in a block, as in nccl-tests."""
 MAX_COPIES = 64
 _FAULTS = (
     NotBuiltError,
@@ -56,6 +60,7 @@ _FAULTS = (
     RecompiledError,
     ClockFaultError,
     TooSlowError,
+    UnequalRanksError,
 )
 
 
@@ -82,18 +87,19 @@ def attempt(
     What the user's own code raises passes through, so that their traceback is shown.
     """
     __tracebackhide__ = True
-    work = workload.work()
     with precision(workload.dtype):
-        reason = why_skip(
-            workload,
-            work,
-            bench,
-            memory_free_bytes=spec.memory_free_bytes,
-            iteration_limit_s=spec.iteration_limit_s,
-        )
-        if reason:
-            return Failure(outcome=Outcome.SKIPPED, reason=reason)
         try:
+            refuse_unequal(bench.group, workload)
+            work = group_work(workload, bench)
+            reason = why_skip(
+                workload,
+                work,
+                bench,
+                memory_free_bytes=spec.memory_free_bytes,
+                iteration_limit_s=spec.iteration_limit_s,
+            )
+            if reason:
+                return Failure(outcome=Outcome.SKIPPED, reason=reason)
             return _Attempt(workload=workload, work=work, spec=spec, bench=bench).run(progress)
         except DisagreementError as error:
             return Failure(outcome=Outcome.INCORRECT, reason=str(error))
@@ -167,6 +173,7 @@ class _Attempt:
         refuse_change(in_force, precision_flags(backend))
         shares = dict(case.shares()) if case.shares is not None else {}
         self._check_again(case, samples)
+        efficiency = scaling_efficiency(case, self.bench, step_s=median_interval(samples.case_s or [math.nan]).median)
         return Sampled(
             samples=samples,
             conditions=conditions,
@@ -180,36 +187,44 @@ class _Attempt:
             build_s=build_s,
             compilation=compiled,
             shares=shares,
+            efficiency=efficiency,
         )
 
     def _check_again(self, case: Prepared, samples: Samples) -> None:
         """A step may be right at first, and wrong once it has run often."""
         __tracebackhide__ = True
         try:
-            self._check_step(case)
+            agree(self.bench.group, self._fault(case))
         except (NotANumberError, DisagreementError) as error:
             raise type(error)(f"after {len(samples.case_s) + samples.dropped} samples: {error}") from None
 
     def _check(self, case: Prepared) -> None:
         """Check the step's result, and what the case itself knows to check."""
         __tracebackhide__ = True
-        self._check_step(case)
-        if case.check is not None and (fault := case.check()):
-            raise DisagreementError(fault)
+        agree(self.bench.group, self._fault(case))
+        if case.check is not None:
+            fault = case.check()
+            agree(self.bench.group, DisagreementError(fault) if fault else None)
 
-    def _check_step(self, case: Prepared) -> None:
+    def _fault(self, case: Prepared) -> NotANumberError | DisagreementError | None:
         """Run the step once, look for NaN, and compare with the reference."""
         __tracebackhide__ = True
+        if case.before_block is not None:
+            case.before_block()
         result = case.step()
         self.bench.clock.finish()
-        check_numbers(result)
-        if case.reference is not None:
-            check_agreement(
-                result,
-                case.reference(),
-                rtol=getattr(self.workload, "rtol", None),
-                atol=getattr(self.workload, "atol", None),
-            )
+        try:
+            check_numbers(result)
+            if case.reference is not None:
+                check_agreement(
+                    result,
+                    case.reference(),
+                    rtol=getattr(self.workload, "rtol", None),
+                    atol=getattr(self.workload, "atol", None),
+                )
+        except (NotANumberError, DisagreementError) as error:
+            return error
+        return None
 
     def _further_copies(self) -> int:
         """How many more copies of the step it takes that none of them is still in L2 when its turn comes again."""
@@ -244,16 +259,17 @@ class _Attempt:
             return self.work.flops
         from perfsuite.workloads.counting import count_flops
 
-        return count_flops(step)
+        return count_flops(step) * self.bench.ranks
 
     def _control(self, metric: str, flops: int) -> Control | None:
         """The control that runs beside the case, on a CPU."""
         if not self.bench.has_control:
             return None
+        ranks, moved = self.bench.ranks, self.workload.communication()
         return control_for(
             metric=metric,
-            flops=flops,
-            nbytes=self.work.nbytes,
+            flops=flops // ranks,
+            nbytes=moved.nbytes if moved is not None else (self.work.nbytes or 0) // ranks or None,
             dtype=self.workload.dtype,
             kind=self.workload.cpu_control(),
         )
@@ -272,6 +288,7 @@ class _Attempt:
             before_block=case.before_block,
             reset=case.reset,
             lead_in=control is not None and (self.work.nbytes or 0) <= CACHE_RESIDENT_BYTES,
+            fewest=1 if self.bench.has_control or self.workload.communication() is None else BACK_TO_BACK,
         )
 
     def _sample(

@@ -9,10 +9,12 @@ from typing import Any
 from perfsuite.hardware.catalogue import Hardware
 from perfsuite.measure import ceiling
 from perfsuite.measure.clock import Clock
-from perfsuite.measure.control import Control, control_for, memmove_control, read_control
+from perfsuite.measure.control import Control, control_for, loopback_control, memmove_control, read_control
+from perfsuite.measure.group import Group
 from perfsuite.measure.measurement import CeilingSample, ControlSummary
 from perfsuite.workloads.base import Target
 
+LOOPBACK_PROBE = 4 * 1024**2
 WIDENED = ("bf16", "fp16")
 """Data types that a CPU without units for them computes in fp32, often faster than its own routines do."""
 
@@ -27,7 +29,14 @@ class Bench:
     hardware: Hardware | None = None
     l2_bytes: int | None = None
     read_device_conditions: Callable[[], dict[str, Any]] | None = None
+    group: Group | None = None
+    """The ranks that measure together with this one; the clock is then theirs too."""
     ceilings: dict[str, CeilingSample] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks measure together."""
+        return self.group.size if self.group is not None else 1
 
     @property
     def has_control(self) -> bool:
@@ -99,7 +108,17 @@ def offered_ceilings(
         return (measured_memory(bench),) if metric == "mbu" else ()
     if metric == "mbu":
         return (_memory_ceiling(bench, nbytes or 0, control, summary),)
+    if metric != "latency_us" or control.unit == "B":  # a loopback's bytes bound no calls
+        return ()
     return (ceiling.from_control(control, summary.rate_per_s, key=ceiling.CALLS_KEY),)
+
+
+def loopback_rate(bench: Bench) -> float:
+    """Bytes per second that a socket of this host takes from a process and gives it back, probed once."""
+    key = "loopback"
+    if key not in bench.ceilings:
+        bench.ceilings[key] = ceiling.probe_control(loopback_control(LOOPBACK_PROBE), key=key, clock=bench.clock)
+    return bench.ceilings[key].rate_per_s
 
 
 def _memory_ceiling(bench: Bench, nbytes: int, control: Control, summary: ControlSummary) -> CeilingSample:

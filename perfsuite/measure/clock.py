@@ -26,6 +26,8 @@ class Block:
     switched: bool = False
     waited_s: float = 0.0
     """What was taken off: time in which the thread waited for a core."""
+    late_s: tuple[float, ...] = ()
+    """Of a group, by how much each rank was done later than the first one."""
 
 
 class ClockFaultError(Exception):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import math
 import platform
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +19,11 @@ SMALL_FLOPS = 2 * 256**3
 """The GEMM beside a case that has no FLOPs of its own to size it by."""
 CHAIN_LENGTH = 10
 LARGEST_MOVE = 64 * 1024**2
+LOOPBACK_PIECE = 64 * 1024
+"""What is sent before it is received: the buffers of a socket hold it."""
+LOOPBACK_LARGEST = 16 * 1024**2
+LOOPBACK_CALLS = 8
+"""The fewest messages of one call, so that a small one is no shorter than the clock can tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +40,14 @@ class Control:
 def control_for(*, metric: str, flops: int, nbytes: int | None, dtype: str, kind: str | None = None) -> Control:
     """The control of a case by what bounds it: numpy's GEMM, libc's memmove of the same bytes, or tiny numpy calls.
 
-    ``kind`` (``matmul``, ``memmove``, ``calls``, ``mixed``) is the workload's own word. Normalisations and activations
-    ask for the GEMM though their metric is MBU: one core computes them more slowly than memory feeds it, and how fast
-    memmove is depends on how much of a shared cache the neighbours leave (2.8 times between two processes, the case
-    unmoved).
+    ``kind`` (``matmul``, ``memmove``, ``calls``, ``mixed``, ``loopback``) is the workload's own word. Normalisations
+    and activations ask for the GEMM though their metric is MBU: one core computes them more slowly than memory feeds
+    it, and how fast memmove is depends on how much of a shared cache the neighbours leave (2.8 times between two
+    processes, the case unmoved).
     """
     kind = kind or {"mfu": "matmul", "mbu": "memmove" if nbytes else "calls"}.get(metric, "calls")
+    if kind == "loopback":
+        return loopback_control(nbytes or 0)
     if kind == "mixed":
         return mixed_control(flops, nbytes or 0, dtype)
     if kind == "matmul":
@@ -101,6 +111,47 @@ def memmove_control(nbytes: int) -> Control:
         unit="B",
         step=step,
     )
+
+
+def loopback_control(nbytes: int) -> Control:
+    """A TCP connection of this process with itself, over the host's loopback, through which ``nbytes`` go.
+
+    Pieces of LOOPBACK_PIECE at most are sent and then received; a collective of Gloo's moves its bytes alike, and is
+    as slow as the same calls of the system are.
+    """
+    sender, receiver = _connected()
+    piece = memoryview(bytearray(max(min(nbytes, LOOPBACK_PIECE), 1)))
+    into = memoryview(bytearray(len(piece)))
+    messages = max(math.ceil(min(nbytes, LOOPBACK_LARGEST) / len(piece)), LOOPBACK_CALLS)
+
+    def step() -> None:
+        for _ in range(messages):
+            sender.sendall(piece)
+            left = into
+            while left:
+                left = left[receiver.recv_into(left) :]
+
+    return Control(
+        name=f"loopback[{len(piece)}]x{messages}",
+        version=platform.release(),
+        work=float(messages * len(piece)),
+        unit="B",
+        step=step,
+    )
+
+
+@functools.cache
+def _connected() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a TCP connection over the loopback that sends small messages at once; one for the process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        receiver, _ = server.accept()
+    for end in (sender, receiver):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LOOPBACK_PIECE)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * LOOPBACK_PIECE)
+        atexit.register(end.close)
+    return sender, receiver
 
 
 def read_control(nbytes: int) -> Control:

@@ -47,6 +47,34 @@ class Compilation(_Part, frozen=True, kw_only=True):
     fallbacks: tuple[str, ...] = ()
 
 
+class Moved(_Part, frozen=True, kw_only=True):
+    """The collective operation that a step is; ``nbytes`` is S as nccl-tests counts it."""
+
+    operation: str
+    nbytes: int
+    in_place: bool
+
+
+class RankSummary(_Part, frozen=True, kw_only=True):
+    """One rank of a group: the number of its node, the median time by which it was done later than the first rank,
+    per iteration, and in which share of the blocks it was the last one."""
+
+    rank: int
+    node: int
+    late_s: float
+    last_share: float
+
+
+class GroupSummary(_Part, frozen=True, kw_only=True):
+    """What ranks that measured together add: how their times were made one, and the median seconds between the first
+    rank's end and the last one's, per iteration; ``scaling_efficiency`` is a fraction."""
+
+    reduction: str
+    skew_s: float
+    ranks: tuple[RankSummary, ...]
+    scaling_efficiency: float | None = None
+
+
 class Overhead(_Part, frozen=True, kw_only=True):
     """Where the wall time of an attempt went, in seconds.
 
@@ -94,7 +122,14 @@ class Measurement(_Part, frozen=True, kw_only=True):
     predicted_memory_bytes: dict[str, int] = {}
     compilation: Compilation | None = None
     shares: dict[str, float] = {}
+    moved: Moved | None = None
+    group: GroupSummary | None = None
     disturbed: str | None = None
     conditions: dict[str, Any] = {}
     overhead: Overhead
     drill_percent: float = 0.0
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks measured together."""
+        return len(self.group.ranks) if self.group is not None else 1

@@ -67,6 +67,8 @@ class Subject:
 
     Steps as long as a block do without: they would pay for it with as much again.
     """
+    fewest: int = 1
+    """The fewest iterations of a block."""
 
 
 @dataclass(kw_only=True)
@@ -83,6 +85,8 @@ class Samples:
     wall_s: float = 0.0
     own_s: float = 0.0
     """Time of case and control without what the thread waited for a core."""
+    late_s: list[tuple[float, ...]] = field(default_factory=list)
+    """Of a group, by how much each rank was done later than the first, per iteration."""
 
     def ratios(self) -> list[float]:
         """ln(control time / case time) of each pair; ln(1 / case time) where there is no control."""
@@ -118,7 +122,7 @@ def sample(
     samples = Samples()
     case_s = warm_up(subject.step, clock, budget)
     control_s = warm_up(subject.control, clock, budget) if subject.control else 0.0
-    samples.iterations = _iterations(case_s, budget)
+    samples.iterations = max(_iterations(case_s, budget), subject.fewest)
     control_iterations = _iterations(control_s, budget) if control_s else 0
     samples.warmup_s = clock.now_s() - start_s
     if subject.reset is not None:
@@ -192,6 +196,8 @@ def _take_pair(subject: Subject, clock: Clock, samples: Samples, control_iterati
         samples.dropped += 1
         return
     samples.case_s.append(case_s)
+    if case.late_s:
+        samples.late_s.append(tuple(each / (samples.iterations * subject.per_call) for each in case.late_s))
     if control is not None:
         samples.control_s.append(control_s)
 

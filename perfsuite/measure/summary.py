@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import statistics
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perfsuite.measure.bench import Bench, offered_ceilings
 from perfsuite.measure.conditions import host_disturbance
 from perfsuite.measure.control import Control
-from perfsuite.measure.measurement import Compilation, ControlSummary, Measurement, Overhead, TimeSummary
+from perfsuite.measure.measurement import (
+    Compilation,
+    ControlSummary,
+    GroupSummary,
+    Measurement,
+    Moved,
+    Overhead,
+    RankSummary,
+    TimeSummary,
+)
+from perfsuite.measure.metric import judged_work
 from perfsuite.measure.sampler import MIN_SAMPLES, Samples
 from perfsuite.measure.stats import median_interval
 from perfsuite.workloads.base import Work, Workload
+
+REDUCTION = "max"
+"""A group's time is its slowest rank's; nccl-tests prints the average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +45,28 @@ class Sampled:
     build_s: float
     compilation: Compilation | None
     shares: dict[str, float]
+    efficiency: float | None
+
+
+def group_work(workload: Workload, bench: Bench) -> Work:
+    """The work of one step of the whole group: as declared, or each rank's where a rank's step is its own."""
+    work, ranks = workload.work(), bench.ranks
+    if ranks == 1 or workload.group_size() == ranks:
+        return work
+    return replace(
+        work,
+        flops=None if work.flops is None else work.flops * ranks,
+        nbytes=None if work.nbytes is None else work.nbytes * ranks,
+        hardware_flops=None if work.hardware_flops is None else work.hardware_flops * ranks,
+        tokens=work.tokens * ranks,
+        flops_by_dtype=tuple((name, flops * ranks) for name, flops in work.flops_by_dtype),
+        flops_by_convention=tuple((name, flops * ranks) for name, flops in work.flops_by_convention),
+    )
 
 
 def rate_offset(*, metric: str, flops: int, work: Work, control: Control | None) -> float:
     """ln(work / control work): what turns a ratio of times into one of rates of FLOPs, bytes, or calls."""
-    judged = {"mfu": float(flops), "mbu": float(work.nbytes or 0)}.get(metric, float(work.calls))
+    judged = judged_work(metric, flops=flops, nbytes=work.nbytes, wire_bytes=work.wire_bytes, calls=work.calls)
     return math.log(judged) - (math.log(control.work) if control else 0.0)
 
 
@@ -76,10 +107,41 @@ def summarize(
         predicted_memory_bytes=workload.memory_parts(),
         compilation=sampled.compilation,
         shares=sampled.shares,
+        moved=_moved(workload),
+        group=_group(sampled, bench),
         disturbed=_disturbance(sampled, bench),
         conditions=sampled.conditions,
         overhead=_overhead(sampled, wall_s=bench.clock.now_s() - start_s),
         drill_percent=drill_percent,
+    )
+
+
+def _moved(workload: Workload) -> Moved | None:
+    """The collective operation, as the record tells it."""
+    one = workload.communication()
+    return None if one is None else Moved(operation=one.operation, nbytes=one.nbytes, in_place=one.in_place)
+
+
+def _group(sampled: Sampled, bench: Bench) -> GroupSummary | None:
+    """Of each rank how late it was done, and how often the last; None where nothing was timed together."""
+    group, late_s = bench.group, sampled.samples.late_s
+    if group is None:
+        return None
+    last = [each.index(max(each)) for each in late_s]
+    ranks = tuple(
+        RankSummary(
+            rank=rank,
+            node=group.nodes[rank],
+            late_s=statistics.median([each[rank] for each in late_s] or [0.0]),
+            last_share=last.count(rank) / max(len(last), 1),
+        )
+        for rank in range(group.size)
+    )
+    return GroupSummary(
+        reduction=REDUCTION,
+        skew_s=statistics.median([max(each) for each in late_s] or [0.0]),
+        ranks=ranks,
+        scaling_efficiency=sampled.efficiency,
     )
 
 

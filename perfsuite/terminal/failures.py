@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.text import Text
 
 from perfsuite.baseline import environment_changes
+from perfsuite.errors import CaseError, UncountableError
 from perfsuite.record import BaselinePart, Record, rate
 from perfsuite.terminal.cells import exact_change, verdict_style
 from perfsuite.terminal.names import printable, prose
@@ -25,6 +27,9 @@ ADVICE = {
     Outcome.INCONCLUSIVE: "Run it again on a quieter machine, or let it sample longer with --perf-budget.",
     Outcome.MISSING: "If the case was not meant to go, bring it back.",
 }
+DECLARATION_ERRORS = tuple(f"{error.__module__}.{error.__qualname__}" for error in (CaseError, UncountableError))
+_RAISED = re.compile(r"^E +(\S+).*$(?:\nE.*)*", re.MULTILINE)
+"""Each error's type with its colon, at the beginning of the lines that pytest marks as its message."""
 DRILL_ADVICE = "Nothing to repair: the drill put the extra work there."
 
 
@@ -55,10 +60,23 @@ def _sentences(record: Record) -> list[str]:
     found = [_sentence(prose(record.reason))]
     if record.baseline is not None:
         found += _against(record, record.baseline)
-    advice = next((text for outcome, text in ADVICE.items() if outcome == record.verdict), None)
-    if record.drill_percent and record.verdict == Outcome.REGRESSED:
-        advice = DRILL_ADVICE
+    advice = _advice(record)
     return [*found, advice] if advice else found
+
+
+def _advice(record: Record) -> str | None:
+    """What to do; None where the reason says it."""
+    if record.drill_percent and record.verdict == Outcome.REGRESSED:
+        return DRILL_ADVICE
+    if record.verdict == Outcome.ERROR and _is_declaration(record.traceback or ""):
+        return None
+    return next((text for outcome, text in ADVICE.items() if outcome == record.verdict), None)
+
+
+def _is_declaration(traceback: str) -> bool:
+    """Whether a traceback as pytest writes it ends with an error of what the case declares, which names the remedy."""
+    raised = _RAISED.findall(traceback)
+    return bool(raised) and raised[-1].rstrip(":") in DECLARATION_ERRORS
 
 
 def _sentence(text: str) -> str:

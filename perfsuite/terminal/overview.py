@@ -13,6 +13,7 @@ from perfsuite.terminal.cells import remark_cell, signed_percent, verdict_style
 from perfsuite.terminal.failures import failing, failure_lines
 from perfsuite.terminal.models import compilation_notes, models_table
 from perfsuite.terminal.names import group_cases, printable, prose
+from perfsuite.terminal.ranks import ranks_table, slowest_notes
 from perfsuite.terminal.results import layouts
 from perfsuite.terminal.sweeps import sweep_tables
 from perfsuite.terminal.table import PROSE_WIDTH, choose, paragraph, render, table
@@ -48,14 +49,20 @@ def summary(
         lines += [*_title(records, width), Text()]
     if shown:
         lines += [*_table(shown, width), Text()]
-    for more in (models_table(records, width), *sweep_tables(records, width, show_skipped=show_skipped)):
+    tables = (models_table(records, width), ranks_table(records, width))
+    for more in (*tables, *sweep_tables(records, width, show_skipped=show_skipped)):
         lines += [*more, Text()] if more else []
     for record in failing(records):
         lines += [*failure_lines(record, width), Text()]
     if len(shown) < len(records):
         lines += paragraph(_folded(len(records) - len(shown)), width)
     asked = [] if refreshed else _requests(records)
-    for note in (*compilation_notes(records), *asked, *(prose(note) for note in notes if note)):
+    for note in (
+        *slowest_notes(records),
+        *compilation_notes(records),
+        *asked,
+        *(prose(note) for note in notes if note),
+    ):
         lines += paragraph(note, width)
     return render([*lines, *_counts(records, width)], width=width, color=color)
 

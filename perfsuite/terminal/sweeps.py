@@ -90,7 +90,7 @@ def number(value: float) -> str:
 
 
 def sentence(family: Family) -> str:
-    """Where the rate levels off, the best value, and what does not fit."""
+    """Where the rate levels off, the best value, and what was skipped."""
     text = "; ".join(filter(None, (_knee_text(family), _best_text(family), _unfit_text(family))))
     return f"{text}."
 
@@ -105,7 +105,7 @@ def _knee_text(family: Family) -> str:
 
 
 def _best_text(family: Family) -> str | None:
-    """The best value with what it reaches."""
+    """The best value of what was measured with what it reaches; it `fits` where all the others need more memory."""
     best = family.best
     if best is None:
         return None
@@ -114,7 +114,7 @@ def _best_text(family: Family) -> str | None:
         found.append(f"{format_percent(best.utilization)} {(best.record.metric or '').upper()}")
     if best.record.peak_memory_bytes is not None:
         found.append(format_bytes(best.record.peak_memory_bytes))
-    that_fits = " that fits" if family.unfit else ""
+    that_fits = " that fits" if family.memory_ends_it else ""
     return f"best {printable(family.axis)}{that_fits}: {number(best.at)} ({', '.join(found)})"
 
 

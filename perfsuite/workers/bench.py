@@ -12,6 +12,7 @@ from typing import Any
 from perfsuite.hardware.catalogue import load
 from perfsuite.measure.bench import Bench
 from perfsuite.measure.clock import clock_for
+from perfsuite.measure.group import Group, GroupClock
 from perfsuite.workers.protocol import WorkerConfig
 from perfsuite.workloads.base import Target
 
@@ -34,8 +35,8 @@ def cpu_environment(threads: int) -> dict[str, str]:
     }
 
 
-def prepare(config: WorkerConfig) -> Bench:
-    """Import torch, hold it to the configured threads, and describe the device."""
+def prepare(config: WorkerConfig, group: Group | None = None) -> Bench:
+    """Import torch, hold it to the configured threads, and describe the device; ``group`` measures together."""
     import torch
 
     if config.backend == "cpu":
@@ -44,13 +45,17 @@ def prepare(config: WorkerConfig) -> Bench:
     else:
         (torch.xpu if config.backend == "xpu" else torch.cuda).set_device(config.device_index)
     row = load().by_sku(config.sku)
+    clock = clock_for(config.backend, threads=config.threads)
+    if group is not None:
+        clock = GroupClock(clock, group, on_device=config.backend != "cpu")
     return Bench(
         torch_device=torch_device(config),
         target=Target(backend=config.backend, sku=config.sku, compute_capability=config.compute_capability),
-        clock=clock_for(config.backend, threads=config.threads),
+        clock=clock,
         hardware=row.per_torch_device() if row else None,
         l2_bytes=config.l2_bytes,
         read_device_conditions=_conditions_reader(config),
+        group=group,
     )
 
 

@@ -24,7 +24,13 @@ class WorkerPlugin:
     """Registered in a process that was started as a worker."""
 
     def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
         self._server = Server(config)
+
+    @pytest.fixture
+    def ranks(self) -> int:
+        """How many ranks measure the case."""
+        return self._config.ranks
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:

@@ -32,11 +32,11 @@ class InProcess:
         """There is nothing to end."""
 
     def measure(
-        self, case: str, spec: AttemptSpec, *, limit_s: float, progress: Callable[[Progress], None]
+        self, case: str, spec: AttemptSpec, *, limit_s: float, progress: Callable[[Progress], None], ranks: int
     ) -> Measurement | Failure:
         """One attempt; ``limit_s`` is not kept here, a debugger may hold the process for as long as it likes."""
         __tracebackhide__ = True
-        del case, limit_s
+        del case, limit_s, ranks  # there is one
         assert self.workload is not None
         if self._bench is None:
             self._bench = prepare(self._config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import selectors
 import signal
 import socket
@@ -16,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -26,6 +24,7 @@ from perfsuite.measure.measurement import Measurement
 from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.bench import cpu_environment
 from perfsuite.workers.descendants import Descendants
+from perfsuite.workers.printed import Printed
 from perfsuite.workers.protocol import (
     ENVIRONMENT_VARIABLE,
     Channel,
@@ -38,19 +37,15 @@ from perfsuite.workers.protocol import (
     WorkerConfig,
 )
 from perfsuite.workers.serve import STACK_SIGNAL
+from perfsuite.workers.ward import Ward
 
 START_LIMIT_S = 120.0
 STACK_WAIT_S = 1.0
 STOP_LIMIT_S = 5.0
-TAIL_LINES, TAIL_BYTES = 20, 64 * 1024
-_MAIN = (
+MAIN = (
     "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('PERFSUITE_SYS_PATH')); "
     "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 )
-_FRAME = re.compile(r'^\s*File "(.*)", line \d+ in ')
-_PROFILER_NOTE = re.compile(r"USDT:.*\] profiler_(?:start|stop)$")
-_MACHINERY = ("/pluggy/", "/_pytest/", f"{Path(__file__).parents[1]}/", "<string>", "<frozen ")
-_WARD = "read -r _; kill -KILL -{group} 2>/dev/null"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,34 +66,27 @@ class LocalWorker:
     """One worker process on this host."""
 
     def __init__(self, launch: Launch) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="perfsuite-worker-")  # noqa: SIM115 - lives as long as we
-        self._asked_at = 0
+        self._printed = Printed(tempfile.TemporaryFile(prefix="perfsuite-worker-"))  # noqa: SIM115 - lives as long as we
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         try:
             self._process = self._start(launch, theirs)
         finally:
             theirs.close()
-        self._ward, self._ward_pipe = _start_ward(self._process.pid)
+        self._ward = Ward([self._process.pid])
         self._selector = selectors.DefaultSelector()
         self._selector.register(ours, selectors.EVENT_READ)
-        self._pidfd = _watch_end(self._process.pid, self._selector)
+        self._pidfd = watch_end(self._process.pid, self._selector)
         self.environment: dict[str, str | None] = {}
 
     def _start(self, launch: Launch, theirs: socket.socket) -> subprocess.Popen[bytes]:
         """pytest again, on the same arguments, with the coordinator's import path."""
         config = msgspec.structs.replace(launch.worker, fd=theirs.fileno())
-        environment = {
-            **os.environ,
-            ENVIRONMENT_VARIABLE: msgspec.json.encode(config).decode(),
-            "PERFSUITE_SYS_PATH": json.dumps(sys.path),
-            **(cpu_environment(config.threads) if config.backend == "cpu" else {}),
-        }
-        output = None if launch.show_output else self._log
+        output = None if launch.show_output else self._printed.file
         return subprocess.Popen(
-            [sys.executable, "-c", _MAIN, "-p", "perfsuite.plugin", *launch.args],
+            command(launch, MAIN),
             cwd=launch.directory,
-            env=environment,
+            env=environment(config),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -112,7 +100,7 @@ class LocalWorker:
             hello = self._receive(time.monotonic() + START_LIMIT_S)
         except (WorkerGoneError, TimeoutError, ConnectionError) as error:
             why = str(error) if isinstance(error, WorkerGoneError) else f"no answer after {START_LIMIT_S:g} s"
-            printed = self._tail()
+            printed = self._printed.tail()
             self.kill()
             raise WorkerError(f"a worker did not start: {why}\n{printed}") from None
         if not isinstance(hello, Hello):
@@ -124,7 +112,7 @@ class LocalWorker:
     ) -> Measurement | Failure:
         """One attempt of one case; a Failure with outcome ERROR where the worker dies or passes ``limit_s``."""
         deadline = time.monotonic() + limit_s
-        self._asked_at = self._printed_bytes()
+        self._printed.mark()
         try:
             self._channel.send(Measure(case=case, spec=spec))
             while True:
@@ -140,7 +128,7 @@ class LocalWorker:
             self.kill()
             return Failure(outcome=Outcome.ERROR, reason=f"hung: no result after {limit_s:g} s", traceback=stacks)
         except (WorkerGoneError, ConnectionError):
-            reason, printed = self._how_ended(), self._tail()
+            reason, printed = self._how_ended(), self._printed.tail()
             self.kill()
             return Failure(outcome=Outcome.ERROR, reason=reason, traceback=printed)
 
@@ -166,37 +154,23 @@ class LocalWorker:
             code = self._process.wait(timeout=STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
             return "the worker process lives on, but has closed its channel: does the case close files of others?"
-        if code >= 0:
-            return f"the worker process ended with exit code {code}"
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        hint = " (the system ran out of memory?)" if -code == signal.SIGKILL else ""
-        return f"the worker process was ended by {name}{hint}"
+        return ending(code)
 
     def _descendants(self) -> Descendants:
         """What the worker has started and not left to others: looked for while it lives, its end gives them away."""
         return Descendants(self._process.pid if self.alive else None)
 
-    def _printed_bytes(self) -> int:
-        """How much the worker has printed; the file's offset is the worker's too, and stays where it is."""
-        return os.fstat(self._log.fileno()).st_size
-
-    def _tail(self) -> str:
-        """The last lines that the worker printed since it was asked."""
-        start = max(self._asked_at, self._printed_bytes() - TAIL_BYTES)
-        printed = os.pread(self._log.fileno(), TAIL_BYTES, start).decode("utf-8", "replace")
-        return "\n".join(_readable(printed.splitlines())[-TAIL_LINES:])
-
     def _stacks(self) -> str:
         """The Python stacks of a worker that hangs, written by itself on a signal even while it holds the GIL."""
-        self._asked_at = self._printed_bytes()
+        self._printed.mark()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
         while time.monotonic() < deadline and not self._selector.select(0.05):
-            if self._printed_bytes() > self._asked_at:
+            if self._printed.grown:
                 self._selector.select(0.05)
                 break
-        return self._tail()
+        return self._printed.tail()
 
     def stop(self) -> None:
         """Let the worker end by itself; what it has started, and does not end, is ended."""
@@ -214,41 +188,41 @@ class LocalWorker:
             os.killpg(self._process.pid, signal.SIGKILL)
         started.kill()
         self._process.wait()
-        self._ward.kill()
-        self._ward.wait()
-        with contextlib.suppress(OSError):
-            os.close(self._ward_pipe)
+        self._ward.dismiss()
         self._channel.close()
         self._selector.close()
-        self._log.close()
+        self._printed.close()
         if self._pidfd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._pidfd)
             self._pidfd = None
 
 
-def _readable(lines: list[str]) -> list[str]:
-    """Python's dump of its stacks without pytest's frames, ours, the list of modules, and notes of our profiler."""
-    said = (_PROFILER_NOTE.sub("", line) for line in lines if _PROFILER_NOTE.fullmatch(line) is None)
-    found = ((line, _FRAME.match(line)) for line in said if not line.startswith("Extension modules:"))
-    return [line for line, frame in found if frame is None or not any(part in frame[1] for part in _MACHINERY)]
+def command(launch: Launch, main: str) -> list[str]:
+    """The command line of a worker; ``main`` is the program that calls pytest."""
+    return [sys.executable, "-c", main, "-p", "perfsuite.plugin", *launch.args]
 
 
-def _start_ward(group: int) -> tuple[subprocess.Popen[bytes], int]:
-    """A shell that waits for this process to end, however it ends, and then kills the worker's process group."""
-    read_end, write_end = os.pipe()
-    ward = subprocess.Popen(
-        ["/bin/sh", "-c", _WARD.format(group=group)],
-        stdin=read_end,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    os.close(read_end)
-    return ward, write_end
+def environment(config: WorkerConfig) -> dict[str, str]:
+    """A worker's environment: the coordinator's, what the worker has to know, and what a CPU needs."""
+    return {
+        **os.environ,
+        ENVIRONMENT_VARIABLE: msgspec.json.encode(config).decode(),
+        "PERFSUITE_SYS_PATH": json.dumps(sys.path),
+        **(cpu_environment(config.threads) if config.backend == "cpu" else {}),
+    }
 
 
-def _watch_end(pid: int, selector: selectors.BaseSelector) -> int | None:
+def ending(code: int) -> str:
+    """The end of a worker process in words; ``code`` is its exit code, or less the number of a signal."""
+    if code >= 0:
+        return f"the worker process ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    hint = " (the system ran out of memory?)" if -code == signal.SIGKILL else ""
+    return f"the worker process was ended by {name}{hint}"
+
+
+def watch_end(pid: int, selector: selectors.BaseSelector) -> int | None:
     """Watch for the end of the process itself: its forked children may hold the channel open."""
     try:
         pidfd = os.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""One worker at a time, started when it is needed, replaced when it is gone or a fresh process is wanted."""
+"""The workers that are there: one for cases of one rank, a group for each number of ranks, started when needed."""
 
 from __future__ import annotations
 
@@ -9,45 +9,53 @@ from perfsuite.measure.measurement import Measurement
 from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.local import Launch, LocalWorker
 from perfsuite.workers.protocol import Progress
+from perfsuite.workers.ranks import RankGroup
 
 
 class Pool:
-    """Hands requests to the current worker; ``environment`` is what the last one told."""
+    """Hands requests to the workers of as many ranks; ``environment`` is what the last ones to start have told."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._worker: LocalWorker | None = None
+        self._workers: dict[int, LocalWorker | RankGroup] = {}
         self.environment: dict[str, str | None] = {}
 
     def fresh(self) -> None:
-        """End the current worker: the next request starts another process."""
-        if self._worker is not None:
-            self._worker.stop()
-            self._worker = None
+        """End the workers: the next request starts other processes."""
+        while self._workers:
+            self._workers.popitem()[1].stop()
 
-    def start(self) -> None:
-        """Make sure that a worker is there; a WorkerError where none can start."""
-        if self._worker is not None and not self._worker.alive:
-            self._worker.kill()
-            self._worker = None
-        if self._worker is None:
-            self._worker = LocalWorker(self._launch)
-            self._worker.wait_ready()
-            self.environment = self._worker.environment
+    def start(self, ranks: int = 1) -> None:
+        """Make sure that workers for so many ranks are there; a WorkerError where none can start."""
+        worker = self._workers.get(ranks)
+        if worker is not None and not worker.alive:
+            self._workers.pop(ranks).kill()
+        if ranks not in self._workers:
+            worker = self._workers[ranks] = self._started(ranks)
+            worker.wait_ready()
+            self.environment = worker.environment
+
+    def _started(self, ranks: int) -> LocalWorker | RankGroup:
+        return LocalWorker(self._launch) if ranks == 1 else RankGroup(self._launch, ranks)
 
     def measure(
-        self, case: str, spec: AttemptSpec, *, limit_s: float, progress: Callable[[Progress], None]
+        self,
+        case: str,
+        spec: AttemptSpec,
+        *,
+        limit_s: float,
+        progress: Callable[[Progress], None],
+        ranks: int | None = None,
     ) -> Measurement | Failure:
-        """One attempt of one case in the current worker, which ends after an ERROR: who knows what the case left."""
-        self.start()
-        assert self._worker is not None
-        result = self._worker.measure(case, spec, limit_s=limit_s, progress=progress)
+        """One attempt of one case by so many ranks, which end after an ERROR: who knows what the case left."""
+        count = ranks or 1
+        self.start(count)
+        result = self._workers[count].measure(case, spec, limit_s=limit_s, progress=progress)
         if isinstance(result, Failure) and result.outcome is Outcome.ERROR:
-            self.fresh()
+            self._workers.pop(count).stop()
         return result
 
     def close(self) -> None:
-        """End the current worker and everything that it started, at once."""
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+        """End the workers and everything that they started, at once."""
+        while self._workers:
+            self._workers.popitem()[1].kill()

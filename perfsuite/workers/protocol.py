@@ -19,7 +19,12 @@ MAX_MESSAGE_BYTES = 256 * 1024**2
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told when it starts: its end of the channel and the device to measure on."""
+    """What a worker is told when it starts: its end of the channel and the device to measure on.
+
+    A rank has no end of a channel yet: it connects to ``address`` (``unix:/path`` or ``tcp:host:port``) and shows
+    ``token``. ``device_index`` is the first rank's device on its node. ``rank_timeout_s`` is the longest time between
+    two signs of life of a rank.
+    """
 
     fd: int
     backend: str
@@ -29,6 +34,32 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     l2_bytes: int | None = None
     threads: int = 1
+    address: str | None = None
+    token: str = ""
+    rank: int = 0
+    ranks: int = 1
+    rank_timeout_s: float = 60.0
+
+
+class Here(msgspec.Struct, frozen=True, kw_only=True, tag="here"):
+    """A rank has started: the first message on a connection that it has made."""
+
+    rank: int
+    pid: int
+    token: str
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True, tag="store"):
+    """Rank 0 hosts torch's store for the process group on this port."""
+
+    port: int
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
+    """To every rank: make the process group, by the store that is there."""
+
+    host: str
+    port: int
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -54,6 +85,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     high: float
 
 
+class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
+    """A rank gets on with its case."""
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The measurement."""
 
@@ -68,7 +103,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     traceback: str = ""
 
 
-Reply = Hello | Progress | Done | Failed
+Reply = Store | Hello | Progress | Alive | Done | Failed
 
 
 def _encodable(value: Any) -> Any:
@@ -104,6 +139,14 @@ class Channel:
     def receive_measure(self) -> Measure:
         """Read one message of the coordinator; EOFError where it is gone."""
         return self._decode(Measure)
+
+    def receive_here(self) -> Here:
+        """Read the first message of a rank, within the socket's own time limit."""
+        return self._decode(Here)
+
+    def receive_join(self) -> Join:
+        """Read what the coordinator answers a rank; EOFError where it is gone."""
+        return self._decode(Join)
 
     def close(self) -> None:
         """Close this end."""

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import re
 import signal
 import socket
+import time
 
 import pytest
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.measure.attempt import AttemptSpec, attempt
 from perfsuite.measure.bench import Bench
+from perfsuite.measure.group import world_group
 from perfsuite.measure.measurement import Measurement
 from perfsuite.measure.stats import Interval
 from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.bench import prepare
 from perfsuite.workers.environment import environment
-from perfsuite.workers.protocol import Channel, Done, Failed, Hello, Progress, WorkerConfig
+from perfsuite.workers.joining import announce, as_rank, join, with_own_uuid
+from perfsuite.workers.protocol import Alive, Channel, Done, Failed, Hello, Progress, WorkerConfig
 from perfsuite.workers.rest import rest_of
 from perfsuite.workloads.base import Workload
 
 STACK_SIGNAL = signal.SIGUSR1
 """Sent by the coordinator to a worker that hangs: it writes every thread's Python stack to its standard error."""
+
+SIGN_INTERVAL_S = 0.5
+"""A rank tells no more often that it gets on: the coordinator's work would be part of what is measured."""
 
 result_key = pytest.StashKey[Measurement | Failure]()
 
@@ -32,20 +39,37 @@ class Server:
     """The worker's side: answers requests until the coordinator closes the channel."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self._config = config
-        self._channel = Channel(socket.socket(fileno=config.fd))
+        self._is_rank = config.address is not None
+        self._config = as_rank(config) if self._is_rank else config
+        self._channel = announce(self._config) if self._is_rank else Channel(socket.socket(fileno=config.fd))
+        self._signed_s = 0.0
         self._bench: Bench | None = None
         self._spec: AttemptSpec | None = None
         self._reports: list[pytest.TestReport] = []
         self._last: pytest.Item | None = None
-        os.set_inheritable(config.fd, False)
+        os.set_inheritable(self._channel.fileno(), False)
         self._stderr_fd = os.dup(2)  # while a case runs, pytest may have put its own file in place of 2
         faulthandler.register(STACK_SIGNAL, file=self._stderr_fd, all_threads=True)
 
     def serve(self, items: list[pytest.Item]) -> None:
         """Announce this worker, then measure what is asked for."""
         cases = {item.nodeid: item for item in items}
-        self._bench = prepare(self._config)
+        if not self._is_rank:
+            self._bench = prepare(self._config)
+            self._answer_all(cases)
+            return
+        with contextlib.suppress(EOFError, ConnectionError):  # the coordinator is gone
+            self._join()
+            self._answer_all(cases)
+
+    def _join(self) -> None:
+        """Take part in the ranks' group; from then on end when the coordinator says so, not when torch's agent does."""
+        join(self._config, self._channel)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # SIG_IGN would pass on to children
+        self._bench = prepare(with_own_uuid(self._config), world_group(alive=self._sign_of_life))
+
+    def _answer_all(self, cases: dict[str, pytest.Item]) -> None:
+        """Tell that this worker is ready, and answer until the channel is closed."""
         self._channel.send(Hello(environment=environment(), cases=len(cases)))
         while True:
             try:
@@ -100,7 +124,7 @@ class Server:
         assert self._bench is not None
         assert self._spec is not None
         try:
-            return attempt(workload, self._spec, self._bench, self._progress)
+            return attempt(workload, self._spec, self._bench, self._progress if self._config.rank == 0 else None)
         except PerfsuiteError as error:
             return Failure(outcome=Outcome.ERROR, reason=str(error))
 
@@ -110,6 +134,15 @@ class Server:
     def note(self, report: pytest.TestReport) -> None:
         """Keep a report of the item that runs."""
         self._reports.append(report)
+        if self._is_rank:
+            self._sign_of_life()
+
+    def _sign_of_life(self) -> None:
+        """Tell the coordinator that this rank gets on."""
+        now_s = time.monotonic()
+        if now_s - self._signed_s >= SIGN_INTERVAL_S:
+            self._signed_s = now_s
+            self._channel.send(Alive())
 
 
 def ending(error: BaseException) -> str:

@@ -22,10 +22,11 @@ class Prepared:
     """A step with what else it needs or tells; ``build`` may return one in place of the step.
 
     ``check`` says before anything is timed what is wrong with the step's results, in one line, or None; the case is
-    then INCORRECT. ``before_block`` runs untimed before every timed block. ``reset`` runs once after warm-up;
-    ``shares`` then tells which shares of the step's time the device spent waiting, such as ``input_wait``, as
-    fractions. ``resident_bytes`` is what the step's tensors hold between two steps. ``close`` ends what the step has
-    started, whatever happened.
+    then INCORRECT. ``before_block`` runs untimed before every timed block and before each check. ``reset`` runs once
+    after warm-up; ``shares`` then tells which shares of the step's time the device spent waiting, such as
+    ``input_wait``, as fractions. ``resident_bytes`` is what the step's tensors hold between two steps. ``close`` ends
+    what the step has started, whatever happened. ``alone`` is a step that one rank makes by itself, to compare a
+    group's with; it does ``alone_share`` of the group's work.
     """
 
     step: Step
@@ -36,6 +37,8 @@ class Prepared:
     shares: Callable[[], Mapping[str, float]] | None = None
     resident_bytes: Callable[[], int] | None = None
     close: Callable[[], object] | None = None
+    alone: Step | None = None
+    alone_share: float = 1.0
 
 
 Built = Step | tuple[Step, Step] | Prepared
@@ -44,7 +47,7 @@ Built = Step | tuple[Step, Step] | Prepared
 Description = dict[str, str | int | float | bool | None]
 
 PLAIN_FLOATS = ("fp64", "fp32", "bf16", "fp16")
-METRICS = ("mfu", "mbu", "latency_us")
+METRICS = ("mfu", "mbu", "busbw_utilization", "latency_us")
 CONVENTIONS = ("exact", "palm", "torchtitan", "megatron", "hfu", "counted", "declared")
 
 
@@ -52,7 +55,8 @@ CONVENTIONS = ("exact", "palm", "torchtitan", "megatron", "hfu", "counted", "dec
 class Work:
     """What one step does: ``flops`` (or integer operations), bytes of memory traffic, bytes on the wire, and calls.
 
-    ``calls`` is how many calls of the framework a latency case makes.
+    Of a group of ranks it is the whole group's work, but for ``wire_bytes``: S x the operation's factor, a rank's share
+    as nccl-tests counts it. ``calls`` is how many calls of the framework a latency case makes.
 
     ``flops`` is None where nobody declared them (they are then counted once in the worker), 0 where the step does none.
     ``flops_by_dtype`` splits them where a step computes in several data types; empty means all in the case's own.
@@ -81,6 +85,15 @@ def work_of_parts(parts: Parts, *, dtype: str, nbytes: int | None, **more: Any) 
         nbytes=nbytes,
         **more,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """A collective operation as nccl-tests names and sizes it: ``nbytes`` is S."""
+
+    operation: str
+    nbytes: int
+    in_place: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +158,24 @@ class Workload(ABC):
         """The same by what holds it (``parameters``, ``gradients``, ...); empty where nothing is to be told apart."""
         return {}
 
+    def judged_by(self) -> str | None:
+        """Which figure is judged, where the workload knows better than its arithmetic intensity."""
+        return self.metric
+
+    def communication(self) -> Communication | None:
+        """The collective operation that the step is; None where it is none, or more than one."""
+        return None
+
+    def group_size(self) -> int:
+        """How many ranks one step is made by together; 1 where each rank's step is its own."""
+        return 1
+
     def unsupported(self, target: Target) -> str | None:
         """Why this workload cannot run on ``target``, in a few words; None where it can."""
         return None
 
     def cpu_control(self) -> str | None:
-        """What a CPU times beside it: ``matmul``, ``memmove`` or ``calls``; None lets the metric decide."""
+        """A CPU's control beside it: ``matmul``, ``memmove``, ``mixed``, ``loopback`` or ``calls``; None: by metric."""
         return None
 
     def launch(self) -> str | None:

@@ -49,7 +49,12 @@ def optimizer_for(name: str, parameters: Iterable[torch.nn.Parameter], *, width:
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """What the optimizer's state holds now; it comes into being in the first step."""
+    return sum(each.nbytes for each in state_tensors(optimizer))
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The tensors of its state."""
     import torch
 
     tensors = (value for state in optimizer.state.values() for value in state.values())
-    return sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
+    return [each for each in tensors if isinstance(each, torch.Tensor)]

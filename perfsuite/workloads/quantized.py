@@ -60,11 +60,12 @@ class QuantizedGemv(Workload):
         self._check_group()
 
     def _check_group(self) -> None:
-        if isinstance(self.bits, bool) or self.bits not in BITS:
+        # By their types too: 4.0 is in BITS, and True would be a 1.
+        if type(self.bits) is not int or self.bits not in BITS:
             raise CaseError(f"QuantizedGemv: bits={self.bits!r} must be 4 or 8")
         if self.bits == 8 and self.group is not None:
             raise CaseError(f"QuantizedGemv: group={self.group!r} goes with bits=4; int8 has one scale for each output")
-        if self.bits == 4 and self.group not in GROUPS:
+        if self.bits == 4 and (type(self.group) is not int or self.group not in GROUPS):
             allowed = ", ".join(map(str, GROUPS))
             raise CaseError(f"QuantizedGemv: group={self.group!r} must be one of {allowed} with bits=4")
         if self.group is not None and self.k % self.group:

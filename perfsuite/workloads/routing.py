@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import CaseError
 from perfsuite.workloads.base import one_of, positive_int
@@ -43,10 +44,13 @@ class Routing:
         if self.active > self.experts:
             raise CaseError(f"routing: active={self.active} must not exceed experts={self.experts}")
         one_of("routing", "kind", self.kind, KINDS)
-        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
-            raise CaseError(
-                f"routing: capacity_factor={self.capacity_factor!r} must be a number above 0, or None to drop nothing"
-            )
+        self._check_capacity(self.capacity_factor)
+
+    def _check_capacity(self, factor: Any) -> None:
+        """A CaseError unless it is None or a finite number above 0."""
+        is_number = isinstance(factor, Real) and not isinstance(factor, bool)
+        if factor is not None and not (is_number and 0 < factor < math.inf):
+            raise CaseError(f"routing: capacity_factor={factor!r} must be a number above 0, or None to drop nothing")
 
     @cached_property
     def choices(self) -> tuple[tuple[int, ...], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from perfsuite.flops import (
     trained,
     training_flops_per_token,
 )
-from perfsuite.footprint import FP32_BYTES, INDEX_BYTES, training_memory
+from perfsuite.footprint import FP32_BYTES, INDEX_BYTES
 from perfsuite.models import ModelShape, model_shape
 from perfsuite.workloads.base import (
     Description,
@@ -34,7 +34,11 @@ from perfsuite.workloads.base import (
 )
 from perfsuite.workloads.execution import compiled, launch_of, why_not
 from perfsuite.workloads.input_pipeline import Feed, InputPipeline
+from perfsuite.workloads.layout import Whole
 from perfsuite.workloads.optimizers import OPTIMIZERS, optimizer_for
+from perfsuite.workloads.parallel import Parallel
+from perfsuite.workloads.parallel_build import Recipe
+from perfsuite.workloads.parallel_memory import group_parameters, rank_memory
 from perfsuite.workloads.routing import RoutedTokens, Routing, prepare
 from perfsuite.workloads.tensors import SEED, random_integers, random_source, torch_dtype
 from perfsuite.workloads.training import Training, loss_function
@@ -56,7 +60,8 @@ class TrainStep(Workload):
     in fp32 and backward pass; then the gradients are clipped to the norm ``clip`` and ``optimizer`` takes a step. With
     ``autocast`` the parameters are fp32 and the matmuls in ``dtype``, otherwise all is in ``dtype``. ``checkpoint``
     recomputes each layer in the backward pass. Every expert of a mixture gets the same number of tokens. ``layers``
-    takes the place of the model's own number. A CaseError names what cannot be.
+    takes the place of the model's own number. With ``parallel`` a group of ranks takes the step together; ``batch`` is
+    then that of one data-parallel rank, and the declared work the whole group's. A CaseError names what cannot be.
     """
 
     kind = "train_step"
@@ -74,6 +79,7 @@ class TrainStep(Workload):
     checkpoint: bool = False
     execution: str = "eager"
     input: InputPipeline | None = None
+    parallel: Parallel | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +95,7 @@ class TrainStep(Workload):
             raise CaseError(
                 f"TrainStep: seq_len={self.seq_len} must not exceed the {positions} positions of {self.model}"
             )
+        _check_parallel(self)
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -101,31 +108,37 @@ class TrainStep(Workload):
         return self.batch * self.seq_len
 
     @property
+    def group(self) -> Parallel:
+        """How the ranks divide the step; of one rank where there is nothing to divide."""
+        return self.parallel or Parallel(ranks=1)
+
+    @property
     def parameter_dtype(self) -> str:
         """What parameters, gradients and optimizer state are stored in."""
         return "fp32" if self.autocast else self.dtype
 
     def parts(self) -> Parts:
-        """Forward and backward of every layer and of the head, for all micro-batches."""
+        """Forward and backward of every layer and of the head, for all micro-batches of the group."""
         router = "fp32" if dtype_of(self.dtype).itemsize < FP32_BYTES else None
         layer = trained(layer_parts(self.shape, batch=self.batch, q_len=self.seq_len, router_dtype=router))
         if self.checkpoint:
             layer = checkpointed(layer)
         head = trained((head_part(self.shape, tokens=self.tokens),))
-        return (*repeated(layer, self.shape.layers * self.accumulate), *repeated(head, self.accumulate))
+        batches = self.accumulate * self.group.data_size
+        return (*repeated(layer, self.shape.layers * batches), *repeated(head, batches))
 
     def work(self) -> Work:
         """Parameters and optimizer state read and written, token ids read, the loss written.
 
         Gradients and activations come into being and go within the step.
         """
-        shape, tokens = self.shape, self.accumulate * self.tokens
-        held = (1 + OPTIMIZERS[self.optimizer].states) * shape.parameters() * dtype_of(self.parameter_dtype).itemsize
+        shape, tokens = self.shape, self.accumulate * self.group.data_size * self.tokens
+        held = (1 + OPTIMIZERS[self.optimizer].states) * group_parameters(shape, self.group)
         ids = self.accumulate * self.batch * (self.seq_len + 1) * INDEX_BYTES
         return work_of_parts(
             self.parts(),
             dtype=self.dtype,
-            nbytes=2 * held + ids + FP32_BYTES,
+            nbytes=2 * held * dtype_of(self.parameter_dtype).itemsize + self.group.ranks * (ids + FP32_BYTES),
             tokens=tokens,
             flops_by_convention=tuple(
                 (name, tokens * training_flops_per_token(shape, seq_len=self.seq_len, convention=name))
@@ -140,8 +153,9 @@ class TrainStep(Workload):
     def memory_parts(self) -> dict[str, int]:
         """What holds the peak's bytes: at the end of the forward pass there are no gradients, later no activations."""
         optimizer = OPTIMIZERS[self.optimizer]
-        return training_memory(
+        return rank_memory(
             self.shape,
+            self.group,
             batch=self.batch,
             seq_len=self.seq_len,
             itemsize=dtype_of(self.parameter_dtype).itemsize,
@@ -165,16 +179,25 @@ class TrainStep(Workload):
         return launch_of(self.execution)
 
     def describe(self) -> Description:
-        """With the pipeline's parameters, where there is one."""
+        """With the parameters of input pipeline and layout, where there are any."""
         description = super().describe()
-        description.pop("input", None)
-        if self.input is None:
-            return description
-        return {**description, "input_batch_s": self.input.batch_s, "input_workers": self.input.workers}
+        for name in ("input", "parallel"):
+            description.pop(name, None)
+        if self.input is not None:
+            description |= {"input_batch_s": self.input.batch_s, "input_workers": self.input.workers}
+        if self.parallel is not None:
+            description |= {f"parallel_{name}": value for name, value in self.parallel.describe().items()}
+        return description
+
+    def group_size(self) -> int:
+        """The ranks of ``parallel``."""
+        return self.group.ranks
 
     def build(self, device: str) -> Prepared:
         """The model with GPT-2's starting numbers, its optimizer, and the loader where there is one."""
-        training = self._training(device)
+        if self.group.ranks > 1 and device != "meta":
+            return self._recipe(device).prepare(device)
+        training = self.training(device)
         if self.input is None or device == "meta":
             return Prepared(
                 step=training.step_on_new_tokens, check=training.check, resident_bytes=training.resident_bytes
@@ -193,8 +216,30 @@ class TrainStep(Workload):
             close=feed.close,
         )
 
-    def _training(self, device: str) -> Training:
-        """The model, its optimizer and its first tokens on a torch device."""
+    def _recipe(self, device: str) -> Recipe:
+        """What a rank's part of the group's training is made of."""
+        return Recipe(
+            parallel=self.group,
+            whole=Whole(shape=self.shape, dtype=torch_dtype(self.parameter_dtype), checkpoint=self.checkpoint),
+            batch=self.batch,
+            seq_len=self.seq_len,
+            accumulate=self.accumulate,
+            optimizer=self.optimizer,
+            clip=self.clip,
+            autocast=torch_dtype(self.dtype) if self.autocast else None,
+            tolerance=TOLERANCE[self.dtype],
+            routing_for=partial(self._routing, device),
+            alone=lambda accumulate: self._alone(accumulate).training(device),
+            alone_bytes=self._alone(self.accumulate).memory_bytes() or 0,
+            own_bytes=self.memory_bytes() or 0,
+        )
+
+    def _alone(self, accumulate: int) -> TrainStep:
+        """The same step on one rank."""
+        return replace(self, parallel=None, accumulate=accumulate)
+
+    def training(self, device: str) -> Training:
+        """The model, its optimizer and its first tokens on a torch device; on one rank, the work of the whole group."""
         import torch
 
         from perfsuite.workloads.modules.transformer import Transformer, initialize
@@ -205,7 +250,7 @@ class TrainStep(Workload):
         initialize(model, SEED)
         # On meta there is no autocast, and nothing that it would change.
         narrow = torch_dtype(self.dtype) if self.autocast and device != "meta" else None
-        loss_of = loss_function(model, self._routing(device), autocast=narrow)
+        loss_of = loss_function(model, self._routing(device, self.tokens), autocast=narrow)
         return Training(
             model=model,
             optimizer=optimizer_for(self.optimizer, model.parameters(), width=shape.d_model),
@@ -215,16 +260,16 @@ class TrainStep(Workload):
             tokens=random_integers((self.batch, self.seq_len + 1), source, low=0, high=shape.vocab, dtype=torch.int64),
             generator=source.generator,
             vocab=shape.vocab,
-            accumulate=self.accumulate,
+            accumulate=self.accumulate * self.group.data_size,
             clip=self.clip,
         )
 
-    def _routing(self, device: str) -> RoutedTokens | None:
+    def _routing(self, device: str, tokens: int) -> RoutedTokens | None:
         """Of every mixture of the model."""
         shape = self.shape
         if not shape.experts:
             return None
-        return prepare(Routing(tokens=self.tokens, experts=shape.experts, active=shape.active_experts), device)
+        return prepare(Routing(tokens=tokens, experts=shape.experts, active=shape.active_experts), device)
 
 
 def _check_numbers(case: TrainStep) -> None:
@@ -239,6 +284,18 @@ def _check_numbers(case: TrainStep) -> None:
         raise CaseError(f"TrainStep: clip={clip!r} must be a number above 0, or None for no clipping")
     if case.input is not None and not isinstance(case.input, InputPipeline):
         raise CaseError(f"TrainStep: input={case.input!r} must be an InputPipeline, or None")
+
+
+def _check_parallel(case: TrainStep) -> None:
+    """Whether the step can be taken by a group, or a CaseError."""
+    if case.parallel is None:
+        return
+    if not isinstance(case.parallel, Parallel):
+        raise CaseError(f"TrainStep: parallel={case.parallel!r} must be a Parallel, or None")
+    for name, plain in (("input", None), ("execution", "eager")):
+        if case.parallel.ranks > 1 and getattr(case, name) != plain:
+            raise CaseError(f"TrainStep: {name}={getattr(case, name)!r} does not go with parallel yet; leave it out")
+    case.parallel.check(case.shape, model=case.model, batch=case.batch, accumulate=case.accumulate)
 
 
 def _fed_step(training: Training, feed: Feed) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -53,13 +53,13 @@ class Transformer(nn.Module):
         """
         positions = range(start, start + tokens.shape[1])
         x = self._embed(tokens, positions)
-        rotation = self._rotation(x, positions)
+        rotation = self.rotation(x, positions)
         for layer, block in enumerate(self.blocks):
             held = None if cache is None else cache.at(layer, start)
-            x = self._run(block)(x, rotation=rotation, cache=held, routing=routing)
+            x = self.run(block)(x, rotation=rotation, cache=held, routing=routing)
         return self.head(self.norm(x[:, -1:] if last_only else x))  # type: ignore[no-any-return] # untyped in torch
 
-    def _run(self, block: nn.Module) -> Callable[..., Tensor]:
+    def run(self, block: nn.Module) -> Callable[..., Tensor]:
         """The block, made to recompute where that is asked for; no generator's state is kept, as none is used."""
         return partial(recomputed, block, use_reentrant=False, preserve_rng_state=False) if self.checkpoint else block
 
@@ -72,7 +72,7 @@ class Transformer(nn.Module):
             raise CaseError(f"transformer: {positions.stop} tokens are more than positions={self.shape.positions}")
         return x + self.positions.weight[positions.start : positions.stop]
 
-    def _rotation(self, x: Tensor, positions: range) -> Rotation | None:
+    def rotation(self, x: Tensor, positions: range) -> Rotation | None:
         """Rotary positions for models of Llama's kind."""
         if not self.shape.gated:
             return None
@@ -91,7 +91,20 @@ def initialize(module: nn.Module, seed: int) -> None:
     source = torch.Generator(device=device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in parameters.items():
-            if parameter.ndim > 1:
-                parameter.normal_(std=DEVIATION, generator=source)
-            else:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            _draw(name, parameter, source)
+
+
+def drawn(module: nn.Module, seed: int, *, device: str) -> Iterator[tuple[str, Tensor]]:
+    """The numbers that `initialize` would set on ``device``, parameter by parameter; the module may be on ``meta``."""
+    source = torch.Generator(device=device).manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        full = torch.empty_like(parameter, device=device, requires_grad=False)
+        _draw(name, full, source)
+        yield name, full
+
+
+def _draw(name: str, parameter: Tensor, source: torch.Generator) -> None:
+    if parameter.ndim > 1:
+        parameter.normal_(std=DEVIATION, generator=source)
+    else:
+        parameter.fill_(0.0 if name.endswith("bias") else 1.0)
