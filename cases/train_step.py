@@ -132,7 +132,8 @@ def shared(ranks: int, layout: Options) -> Parallel:
     each = layout.get("tensor", 1) * layout.get("pipeline", 1)
     least = max(2, 2 * each if layout["data"] == "fsdp2" else each)
     if ranks < least or ranks % each:
-        pytest.skip(f"{ranks} ranks: it needs {least}, or a larger multiple of {each}; --perf-ranks {least}")
+        multiple = f" in multiples of {each}" if each > 1 else ""
+        pytest.skip(f"needs {least} ranks or more{multiple}, here is {ranks}: --perf-ranks {least}")
     return Parallel(ranks=ranks, **layout)
 
 

@@ -56,6 +56,55 @@ def layer_activations(
 
 
 @dataclass(frozen=True, kw_only=True)
+class MathAttention:
+    """What torch's unfused attention holds beside its inputs, its output and their gradients, in bytes.
+
+    ``itemsize`` is that of q, k and v; narrow ones are computed in fp32. With ``masked`` a mask is added to the scores.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    itemsize: int
+    masked: bool
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a number that it computes with."""
+        return max(self.itemsize, FP32_BYTES)
+
+    @property
+    def scores_bytes(self) -> int:
+        """All scores, or their softmax."""
+        return self.batch * self.heads * self.q_len * self.kv_len * self.wide
+
+    def _query_bytes(self) -> int:
+        return self.batch * self.heads * self.q_len * self.head_dim * self.wide
+
+    def _key_bytes(self, heads: int) -> int:
+        return self.batch * heads * self.kv_len * self.head_dim * self.wide
+
+    def kept(self) -> int:
+        """For the backward pass: the softmax, and q, k and v scaled, widened and repeated by head."""
+        return self._query_bytes() + 2 * self._key_bytes(self.heads) + self.scores_bytes
+
+    def forward_peak(self) -> int:
+        """Scores, softmax and a byte for each, the mask; q scaled, all three widened, k and v repeated in groups."""
+        widened = self._query_bytes() + 2 * self._key_bytes(self.kv_heads) if self.itemsize < self.wide else 0
+        repeated = 2 * self._key_bytes(self.heads) if self.kv_heads != self.heads else 0
+        scores = 2 * self.scores_bytes + self.scores_bytes // self.wide
+        mask = self.q_len * self.kv_len * self.wide if self.masked else 0
+        return scores + mask + self._query_bytes() + widened + repeated
+
+    def backward_peak(self) -> int:
+        """What is kept, the softmax's gradient and the scores'; or the forward pass, where the mask weighs more."""
+        return max(self.kept() + 2 * self.scores_bytes, self.forward_peak())
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerBytes:
     """One layer's tensors on a batch: ``itemsize`` of matmuls, ``residual`` of what they are added to.
 
@@ -101,8 +150,18 @@ class LayerBytes:
         return self.tokens * self.shape.attention_width * self.itemsize
 
     @property
-    def scores_bytes(self) -> int:
-        return self.batch * self.shape.heads * self.seq_len**2 * self.wide
+    def unfused(self) -> MathAttention:
+        """The attention where nothing is fused."""
+        return MathAttention(
+            batch=self.batch,
+            heads=self.shape.heads,
+            kv_heads=self.shape.kv_heads,
+            q_len=self.seq_len,
+            kv_len=self.seq_len,
+            head_dim=self.shape.head_dim,
+            itemsize=self.itemsize,
+            masked=self.seq_len > 1,
+        )
 
     @property
     def cast_weights_bytes(self) -> int:
@@ -134,7 +193,7 @@ class LayerBytes:
         if self.fused_attention:
             softmax = self.tokens * self.shape.heads * FP32_BYTES
             return self.qkv_bytes + self.turned_bytes + self.mixed_bytes + softmax
-        return 3 * self.tokens * self.shape.attention_width * self.wide + self.scores_bytes + self.mixed_bytes
+        return self.unfused.kept() + self.mixed_bytes
 
     def _mlp(self, tokens: int) -> int:
         """Around the activation: before and after; for SwiGLU gate, up, the gate's activation and the product."""
@@ -157,19 +216,30 @@ class LayerBytes:
         return self.tokens * self.shape.vocab * FP32_BYTES
 
     def backward_peak(self) -> int:
-        """What the backward pass of the MLP, where everything else is still kept, needs beside it."""
+        """What the backward pass needs at most beside all that is kept: that of the MLP, or of unfused attention."""
         tokens = -(-self.pairs // self.shape.experts) if self.shape.experts else self.tokens
         inner = tokens * (2 if self.shape.gated else 1) * self.shape.d_ff * self.itemsize
-        return inner + 2 * self.input_bytes
+        return max(inner + 2 * self.input_bytes, self.attention_backward_peak() - self.kept())
+
+    def attention_backward_peak(self) -> int:
+        """All that is held in the backward pass of attention where it is not fused, when the MLP's tensors are gone.
+
+        The values' gradient is there already, and the gradient of what the attention's output is added to.
+        """
+        if self.fused_attention:
+            return 0
+        values = self.tokens * self.shape.attention_width * self.wide
+        entered = self.norm() + self._normed() + self.input_bytes
+        return entered + self.unfused.backward_peak() + values + self.cast_weights_bytes
 
     def forward_peak(self) -> int:
         """The larger of attention and MLP without autograd: what is alive at once, the input aside."""
         cast = self._normed() if self.autocast else 0
         normed = self._normed() + (self.input_bytes if self.autocast else 0)
-        scores = 0 if self.fused_attention else 2 * self.scores_bytes + 2 * self.mixed_bytes
+        scores = 0 if self.fused_attention else self.unfused.forward_peak()
         # While turning, four tensors are alive: both products, their sum, and the halves exchanged.
         turning = normed + self.qkv_bytes + 4 * self.turned_bytes
-        projecting = normed + self.qkv_bytes + self.turned_bytes + self.mixed_bytes + max(scores, cast + self._normed())
+        projecting = normed + self.qkv_bytes + self.turned_bytes + max(scores, self.mixed_bytes + cast + self._normed())
         if self.shape.experts:
             most = -(-self.pairs // self.shape.experts)
             inner = 2 * self.input_bytes + most * self.shape.d_model * self.itemsize + self._mlp(most)

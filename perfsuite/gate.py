@@ -37,6 +37,8 @@ EXTRA_ROUNDS = 2
 ITERATION_LIMIT_S = {"cpu": 0.1}
 ITERATION_LIMIT_GPU_S = 2.0
 """A budget that holds MIN_SAMPLES of longer iterations raises these."""
+LEAST_LIMIT_S = 0.1
+"""A case that begins just before the session's time limit gets so long."""
 KNOWN_TO_FIT = 4
 """A case with a baseline has fitted before: a slow moment of a measured ceiling must not skip it now."""
 MEMORY_SHARE = {"cpu": 0.5}
@@ -146,10 +148,15 @@ class Gate:
         }
 
     @property
+    def _left_s(self) -> float | None:
+        """Seconds until the session's time limit; None where it has none."""
+        limit_s = self.settings.session_timeout
+        return None if limit_s is None else limit_s - (time.monotonic() - self._start_s)
+
+    @property
     def out_of_time(self) -> bool:
         """Whether the session's time limit has passed."""
-        limit_s = self.settings.session_timeout
-        return limit_s is not None and time.monotonic() - self._start_s > limit_s
+        return self._left_s is not None and self._left_s < 0
 
     def first_pass(self, request: Request) -> CaseState:
         """The first attempt; the state is not settled where fresh processes have to decide."""
@@ -204,6 +211,8 @@ class Gate:
         case = state.request.case
         start_s = time.monotonic() - self._start_s
         limit_s = state.request.settings.timeout_s or self.settings.timeout
+        if (left_s := self._left_s) is not None and left_s < limit_s:
+            limit_s = max(left_s, LEAST_LIMIT_S)
         result = self._measurer.measure(
             case,
             self._spec(state, fresh=fresh),

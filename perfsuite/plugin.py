@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.settings import GPU_DEST, GPU_FLAG, MARKER_ARGUMENTS, OPTIONS
+
+if TYPE_CHECKING:
+    from perfsuite.settings import Settings
+    from perfsuite.workers.torchrun import Torchrun
+    from perfsuite.workers.torchrun_crew import Supervisors
 
 GPU_HELP = "hardware to measure on: auto, cpu, a family (a100) or a SKU (a100-sxm4-80gb)"
 WORKER_VARIABLE = "PERFSUITE_WORKER"
@@ -93,6 +99,7 @@ def _configure_session(config: pytest.Config) -> None:
     from perfsuite.collection import CollectionPlugin
     from perfsuite.interop.pytest_benchmark import quiet_table
     from perfsuite.session import SessionPlugin, refuse_conflicts, settings_of
+    from perfsuite.workers.torchrun import torchrun_of
 
     config.addinivalue_line("markers", "smoke: a quick subset of the cases")
     try:
@@ -100,9 +107,33 @@ def _configure_session(config: pytest.Config) -> None:
         settings = settings_of(config)
     except PerfsuiteError as error:
         raise pytest.UsageError(str(error)) from None
+    place = torchrun_of()
+    if place is not None and place.rank > 0:
+        _configure_supervisor(config, settings, place)
+        return
     quiet_table(config)
+    supervisors = None if place is None else _supervisors(config, place)
+    session = SessionPlugin(config, settings, explicit=is_explicit(config), supervisors=supervisors)
     config.pluginmanager.register(CollectionPlugin(config), "perfsuite-collection")
-    config.pluginmanager.register(SessionPlugin(config, settings, explicit=is_explicit(config)), "perfsuite-session")
+    config.pluginmanager.register(session, "perfsuite-session")
+
+
+def _supervisors(config: pytest.Config, place: Torchrun) -> Supervisors:
+    """This process is rank 0 of a user's torchrun: the others, which it will ask for ranks."""
+    from perfsuite.workers.launching import launch_of
+    from perfsuite.workers.torchrun_crew import Supervisors
+
+    return Supervisors(place, partial(launch_of, config))
+
+
+def _configure_supervisor(config: pytest.Config, settings: Settings, place: Torchrun) -> None:
+    """This process is another rank of a user's torchrun."""
+    from perfsuite.hardware.selection import device_of_rank
+    from perfsuite.workers.launching import launch_of
+    from perfsuite.workers.supervisor import SupervisorPlugin
+
+    device = partial(device_of_rank, settings.gpu, place.local_rank)
+    config.pluginmanager.register(SupervisorPlugin(place, partial(launch_of, config), device), "perfsuite-supervisor")
 
 
 def is_explicit(config: pytest.Config) -> bool:

@@ -16,6 +16,7 @@ from perfsuite.workers.rest import rest_of
 
 if TYPE_CHECKING:
     from perfsuite.sessionrun import SessionRun
+    from perfsuite.workers.torchrun_crew import Supervisors
 
 case_key = pytest.StashKey[bool]()
 
@@ -51,8 +52,12 @@ def refuse_reruns(config: pytest.Config) -> None:
 class SessionPlugin:
     """Coordinates one session. It never imports torch and measures nothing itself."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, *, explicit: bool) -> None:
+    def __init__(
+        self, config: pytest.Config, settings: Settings, *, explicit: bool, supervisors: Supervisors | None = None
+    ) -> None:
+        """``supervisors`` are the other processes of a user's torchrun."""
         self._config = config
+        self._supervisors = supervisors
         self._settings = settings
         self._explicit = explicit
         self._distributed = getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
@@ -109,7 +114,7 @@ class SessionPlugin:
         """Find the device, read its baselines, and settle what each case is held to."""
         from perfsuite.sessionrun import SessionRun
 
-        self._run = SessionRun(self._config, self._settings, cases)
+        self._run = SessionRun(self._config, self._settings, cases, self._supervisors)
         if self._settings.plan:
             return
         self._missing = [missing_case(session, case, "") for case in self._run.missing_cases(session)]
@@ -256,3 +261,5 @@ class SessionPlugin:
         if self._run is not None:
             with contextlib.suppress(Exception):
                 self._run.close()
+        if self._supervisors is not None and not (self._settings.plan or self._config.option.collectonly):
+            self._supervisors.dismiss()

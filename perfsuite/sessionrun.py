@@ -26,14 +26,15 @@ from perfsuite.planning import PlanTarget, plan_row, plan_target
 from perfsuite.record import Record
 from perfsuite.recording import update_baselines
 from perfsuite.runfolder import LATEST, RunEnd, RunFolder, RunInfo, new_directory
-from perfsuite.settings import ALL_RANKS, CaseSettings, Settings, available_ranks, case_settings
+from perfsuite.settings import ALL_RANKS, CaseSettings, Settings, available_ranks, case_settings, torchrun_ranks
 from perfsuite.terminal import PlanRow, plan, progress_line, summary
 from perfsuite.verdict import FAILED, UNDECIDED, Outcome
 from perfsuite.workers.hooks import call_case, without_own_frames
 from perfsuite.workers.inprocess import InProcess
-from perfsuite.workers.local import Launch
+from perfsuite.workers.launching import launch_of
 from perfsuite.workers.pool import Pool
 from perfsuite.workers.protocol import Progress, WorkerConfig
+from perfsuite.workers.torchrun_crew import Supervisors
 
 UNDECIDED_LIMIT = 0.5
 seconds_key = pytest.StashKey[float]()
@@ -46,8 +47,16 @@ LOCK_WAIT_S = 3600.0
 class SessionRun:
     """The state of one session; pytest's hooks in session.py call it in order."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, cases: Sequence[pytest.Item]) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        cases: Sequence[pytest.Item],
+        supervisors: Supervisors | None = None,
+    ) -> None:
+        """``supervisors`` are the other processes of a user's torchrun."""
         self._config = config
+        self._supervisors = supervisors
         self._settings = settings
         self._collected = tuple(item.nodeid for item in cases)
         self._patterns = tuple(config.getini("perf_cases"))
@@ -67,7 +76,7 @@ class SessionRun:
         view = gather(settings.gpu)
         devices = select_all(settings.gpu, view=view)
         self.device = devices[0]
-        self._available = available_ranks(settings, devices=None if self.device.backend == "cpu" else len(devices))
+        self._available = self._count_ranks(len(devices))
         self._link = _link(devices[: self._available], view)
         self._uuid = view.uuid_of(self.device)
         prefix = fixed_prefix(self._patterns)
@@ -80,6 +89,12 @@ class SessionRun:
         self._case_settings = {item.nodeid: _marker_settings(item, sku=sku, family=family) for item in cases}
         axes = {item: axis for item in cases if (axis := self._case_settings[item.nodeid].sweep) is not None}
         self._sweeps = sweep_parts(axes)
+
+    def _count_ranks(self, devices: int) -> int:
+        """How many ranks there can be."""
+        if self._supervisors is not None:
+            return torchrun_ranks(self._settings, self._supervisors.place.ranks)
+        return available_ranks(self._settings, devices=None if self.device.backend == "cpu" else devices)
 
     def _request(self, item: pytest.Item) -> Request:
         """A case as the gate takes it."""
@@ -160,7 +175,7 @@ class SessionRun:
         latest = None if settings.report else directory.parent / LATEST
         self._folder = RunFolder(directory, info, latest=latest)
         self._folder.open()
-        self._measurer = InProcess(self._worker_config()) if settings.in_process else Pool(self._launch())
+        self._measurer = InProcess(self._worker_config()) if settings.in_process else self._pool()
         self._gate = Gate(
             settings=settings,
             device=self.device,
@@ -171,6 +186,14 @@ class SessionRun:
             link=self._link,
             progress=self._show_progress,
         )
+
+    def _pool(self) -> Pool:
+        """The workers: started here, or the ranks by a user's torchrun."""
+        launch = launch_of(self._config, self._worker_config())
+        if self._supervisors is None:
+            return Pool(launch)
+        self._supervisors.gather(self.device.sku)
+        return Pool(launch, self._supervisors.crew)
 
     def _worker_config(self) -> WorkerConfig:
         device = self.device
@@ -184,19 +207,6 @@ class SessionRun:
             l2_bytes=device.l2_bytes,
             threads=self._settings.threads,
             rank_timeout_s=self._settings.rank_timeout,
-        )
-
-    def _launch(self) -> Launch:
-        parameters = self._config.invocation_params
-        option = self._config.option
-        first = ("--no-cov",) if self._config.pluginmanager.hasplugin("_cov") else ()
-        if option.capture == "fd":  # what a library prints as it aborts would be lost with pytest's own file
-            first = ("--capture=sys", *first)
-        return Launch(
-            args=(*first, *(str(each) for each in parameters.args)),
-            directory=parameters.dir,
-            worker=self._worker_config(),
-            show_output=option.capture == "no",
         )
 
     @contextmanager

@@ -100,7 +100,10 @@ OPTIONS = (
         metavar="S",
     ),
     Option(
-        flag="--perf-session-timeout", help="seconds after which no new case is measured", parse=_positive, metavar="S"
+        flag="--perf-session-timeout",
+        help="seconds after which nothing is measured any more",
+        parse=_positive,
+        metavar="S",
     ),
     Option(flag="--perf-plan", help="print each case's FLOPs, bytes, bound and roofline time; measure nothing"),
     Option(
@@ -227,6 +230,15 @@ def available_ranks(settings: Settings, *, devices: int | None) -> int:
     if devices is not None and settings.ranks > devices:
         raise UsageError(f"--perf-ranks {settings.ranks}: here are {devices} devices of this kind, one for each rank")
     return settings.ranks
+
+
+def torchrun_ranks(settings: Settings, started: int) -> int:
+    """How many of the ranks that a user's torchrun has started measure together."""
+    if settings.in_process:
+        raise UsageError("--perf-in-process under torchrun: one process is one rank; leave one out")
+    if (settings.ranks or started) > started:
+        raise UsageError(f"--perf-ranks {settings.ranks}: torchrun has started {started}")
+    return settings.ranks or started
 
 
 MARKER_ARGUMENTS = ("tolerance", "floor", "budget_s", "timeout_s", "sweep", "ranks")

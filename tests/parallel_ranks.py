@@ -100,6 +100,7 @@ def _found(case: TrainStep) -> dict[str, Any]:
     assert built.shares is not None
     assert built.resident_bytes is not None
     training: ParallelTraining = built.check.__self__  # type: ignore[attr-defined] # a bound method
+    built.step()  # the harness looks for NaN first
     reason = built.check()
     built.reset()
     early = built.shares()

@@ -236,7 +236,7 @@ def test_forced_routing_overrules_the_router() -> None:
 def test_dropped_pairs_add_nothing() -> None:
     mixture, x = routed_mixture(ROUTING)
     tight = Routing(tokens=ROUTING.tokens, experts=4, active=2, kind="skewed", capacity_factor=0.5)
-    assert tight.choices == ROUTING.choices
+    assert tight.choices.tolist() == ROUTING.choices.tolist()
     whole = mixture(x).flatten(0, 1)
     rest = mixture(x, routing=prepare(tight, "cpu")).flatten(0, 1)
     computed = torch.bincount(
@@ -250,7 +250,7 @@ def test_dropped_pairs_add_nothing() -> None:
     expert = next(number for number, tokens in enumerate(tight.assignments()) if token in tokens)
     row = x.flatten(0, 1)[token]
     weights = (mixture.router.weight @ row)[list(tight.choices[token])].softmax(dim=0)
-    weight = weights[tight.choices[token].index(expert)]
+    weight = weights[tight.choices[token].tolist().index(expert)]
     torch.testing.assert_close(rest[token], weight * mixture.experts[expert](row))
 
 

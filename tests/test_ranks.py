@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 from msgspec.structs import replace
 
 from perfsuite.errors import WorkerError
+from perfsuite.measure.attempt import AttemptSpec
 from perfsuite.measure.measurement import Measurement, Overhead, TimeSummary
 from perfsuite.verdict import Failure, Outcome
-from perfsuite.workers import listener
+from perfsuite.workers import listener, local
+from perfsuite.workers import ranks as module
+from perfsuite.workers.agent import Report
+from perfsuite.workers.agent_crew import AGENT
+from perfsuite.workers.crew import Rank
 from perfsuite.workers.listener import Listener, connect
-from perfsuite.workers.local import Launch
+from perfsuite.workers.local import Launch, ending
 from perfsuite.workers.merged import merged
 from perfsuite.workers.pool import Pool
+from perfsuite.workers.printed import Printed
 from perfsuite.workers.protocol import Channel, Done, Failed, Here, WorkerConfig
+from perfsuite.workers.ranks import RankGroup
 from tests.support import KERNELS, QUICK, Project, Session, left_over, processes, signal_from
 
 CASES = f"""{KERNELS}
@@ -108,13 +117,13 @@ def bench_k_too_many():
     return reduced()
 """
 REASONS = {
-    "bench_d_sleeps": "rank 1: hung: no sign of life for 4 s",
+    "bench_d_sleeps": "rank 1: hung: no sign of life for 6 s",
     "bench_e_killed": "rank 1: the worker process was ended by SIGKILL (the system ran out of memory?)",
     "bench_f_raises": "rank 1: ValueError: a mistake of mine",
     "bench_g_uneven[0]": "rank 1: a worker did not collect this case: its parameters change between collections",
-    "bench_h_one_skips": "rank 0: hung: no sign of life for 4 s; rank 1 answered SKIPPED: no weights here",
+    "bench_h_one_skips": "rank 0: hung: no sign of life for 6 s; rank 1 answered SKIPPED: no weights here",
 }
-TWO = ("--perf-ranks", "2", "--perf-rank-timeout", "4", "--perf-budget", "0.05")
+TWO = ("--perf-ranks", "2", "--perf-rank-timeout", "6", "--perf-budget", "0.05")
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +242,103 @@ def test_ranks_that_cannot_start_say_why(tmp_path: Path) -> None:
         pool.start(2)
     assert "no_such_file.py" in str(error.value), "with what it printed"
     pool.close()
+
+
+# What only a crew that is written down does in time
+
+
+class Script:
+    """A crew of two whose ranks say nothing, and in a hang are in ``files``."""
+
+    alive = True
+    report: Report | None = None
+    code: int | None = None
+    files = ("torch/distributed/distributed_c10d.py", "mine.py")
+    lives_on: tuple[int, ...] = ()
+
+    host = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.logs = printed = [Printed(TemporaryFile()) for _ in range(2)]  # noqa: SIM115 - as long as the crew
+        channel = Channel(socket.socket())
+        self.ranks = [Rank(number=number, printed=each, channel=channel) for number, each in enumerate(printed)]
+        self.lost = [self.ranks[number] for number in self.lives_on]
+        for rank in self.lost:
+            rank.gone = True
+
+    def wait(self, limit_s: float) -> list[tuple[Rank, object]]:
+        return []
+
+    def send(self, message: object) -> None: ...
+
+    def ask_stacks(self, ranks: list[Rank]) -> None:
+        for rank in ranks:
+            text = f'Current thread 0x1 (most recent call first):\n  File "/{self.files[rank.number]}", line 1 in f\n'
+            self.logs[rank.number].file.write(text.encode())
+            self.logs[rank.number].file.flush()
+
+    def lives(self, rank: Rank) -> bool:
+        return True
+
+    def codes(self) -> dict[int, int]:
+        return self.report.codes if self.report else {}
+
+    def fault(self) -> tuple[str, str]:
+        return (self.report.error if self.report else None) or ending(self.code or 0, AGENT), ""
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            rank.printed.close()
+            if rank.channel is not None:
+                rank.channel.close()
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, **changes: object) -> RankGroup:
+    """A group of two ranks that does what is written down."""
+    monkeypatch.setattr(module, "SETTLE_S", 0.01)
+    monkeypatch.setattr(local, "START_LIMIT_S", 0.01)
+    return RankGroup(type("Crew", (Script,), changes)(), timeout_s=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit_s", "reason"),
+    [
+        ({}, 0.01, "rank 1: hung: no result after 0.01 s"),
+        ({}, 1.0, "rank 1: hung: no sign of life for 0.02 s"),
+        ({"files": Script.files[:1] * 2}, 0.01, "ranks 0, 1: hung: no result after 0.01 s"),
+        ({"lives_on": (1,), "alive": False}, 1.0, "rank 1: the worker process lives on, but has closed its channel"),
+        ({"code": -9, "alive": False}, 1.0, "ranks 0, 1: torch's agent, which starts the ranks, was ended by SIGKILL"),
+    ],
+    ids=["limit", "silence", "all wait", "closed channel", "agent killed"],
+)
+def test_end_of_a_group_is_told(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], limit_s: float, reason: str
+) -> None:
+    spec = AttemptSpec(budget_s=0.05, iteration_limit_s=1.0)
+    group = scripted(monkeypatch, **changes)
+    result = group.measure("bench_x.py::bench_a", spec, limit_s=limit_s, progress=lambda look: None)
+    assert isinstance(result, Failure)
+    assert result.outcome is Outcome.ERROR
+    assert result.reason.startswith(reason)
+    assert "rank 0:\nCurrent thread" in result.traceback
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "rank 0: no answer after 0.01 s"),
+        ({"alive": False, "report": Report(error="OSError: no port is free")}, "OSError: no port is free"),
+        ({"alive": False, "code": 1}, "torch's agent, which starts the ranks, ended with exit code 1"),
+        ({"alive": False, "report": Report(codes={0: -15, 1: -11})}, "rank 1: the worker process was ended by SIGSEGV"),
+        ({"alive": False, "report": Report(codes={0: 3, 1: 3})}, "rank 0: the worker process ended with exit code 3"),
+    ],
+    ids=["silent", "no rendezvous", "agent", "signal", "both"],
+)
+def test_group_that_does_not_start_is_told(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(WorkerError, match=re.escape(f"2 ranks did not start: {said}\n")):
+        scripted(monkeypatch, **changes).wait_ready()
 
 
 # The listener

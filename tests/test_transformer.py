@@ -13,6 +13,7 @@ from perfsuite.errors import CaseError
 from perfsuite.flops import FlopPart
 from perfsuite.measure.check import check_agreement, prepared
 from perfsuite.measure.memory import peak_memory_bytes
+from perfsuite.workloads.attention import Attention
 from perfsuite.workloads.base import Prepared, Target
 from perfsuite.workloads.counting import count_flops
 from perfsuite.workloads.transformer import TransformerLayer
@@ -199,6 +200,36 @@ def test_predicted_memory_is_what_is_measured(
     assert built.resident_bytes is not None
     measured = (peak_memory_bytes(built.step, "cpu") or 0) + built.resident_bytes()
     assert workload.memory_bytes() == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize("options", [{}, {"backward": True}, {"backward": True, "checkpoint": True}])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["tiny-gpt", "tiny-llama"])
+def test_the_scores_of_unfused_attention_are_all_predicted(model: str, dtype: str, options: dict[str, Any]) -> None:
+    """At 1024 tokens they are nine tenths of the memory: two of their size forward, three backward."""
+    workload = layer(model=model, batch=1, seq_len=1024, attention="math", dtype=dtype, **options)
+    built = workload.build("cpu")
+    assert built.resident_bytes is not None
+    measured = (peak_memory_bytes(built.step, "cpu") or 0) + built.resident_bytes()
+    assert workload.memory_bytes() == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("model", ["gpt2-124m", "llama3-8b"])
+def test_a_layer_holds_what_its_attention_alone_does(model: str, backward: bool) -> None:
+    """Where scores are nearly everything, the two predictions are nearly the same."""
+    whole = layer(model=model, batch=1, seq_len=16384, attention="math", dtype="bf16", backward=backward)
+    shape = whole.shape
+    alone = Attention(
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        q_len=16384,
+        head_dim=shape.head_dim,
+        backend="math",
+        dtype="bf16",
+        backward=backward,
+    )
+    assert whole.memory_bytes() == pytest.approx(alone.memory_bytes(), rel=0.05)
 
 
 def test_memory_of_many_tokens_is_found_without_looking_at_each() -> None:

@@ -72,6 +72,14 @@ def select_all(request: str, *, view: SystemView) -> tuple[Device, ...]:
     return tuple(device for device in found if device.sku == found[0].sku)
 
 
+def device_of_rank(request: str, local_rank: int) -> str:
+    """The SKU of the device that a rank of this host uses; a HardwareError where there are not so many."""
+    devices = select_all(request, view=gather(request))
+    if devices[0].backend != "cpu" and local_rank >= len(devices):
+        raise HardwareError(f"local rank {local_rank} has no device: {len(devices)} {devices[0].sku} are here")
+    return devices[0].sku
+
+
 def unusable_gpu(view: SystemView) -> str | None:
     """A GPU that is here and that torch cannot use, why, and the remedy; None where there is none."""
     shown = _shown(view)

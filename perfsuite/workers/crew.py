@@ -1,48 +1,36 @@
-"""The processes of a group of ranks: torch's agent, the ranks that it starts, and what each of them prints."""
+"""A group of ranks as the coordinator hears it, however its processes were started."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
-import msgspec
-
-from perfsuite.workers.agent import AGENT_VARIABLE, Order, Report
-from perfsuite.workers.descendants import Descendants
-from perfsuite.workers.listener import Listener
-from perfsuite.workers.local import MAIN, STACK_WAIT_S, STOP_LIMIT_S, Launch, command, environment, watch_end
-from perfsuite.workers.printed import Printed
+from perfsuite.workers.listener import LOOPBACK, Listener
+from perfsuite.workers.local import watch_end
 from perfsuite.workers.protocol import Channel, Done, Failed, Here, Reply
-from perfsuite.workers.serve import STACK_SIGNAL
-from perfsuite.workers.ward import Ward
 
-LOGS_VARIABLE = "PERFSUITE_RANK_LOGS"
-_AGENT_MAIN = (
-    "import json, os, sys; sys.path[:] = json.loads(os.environ['PERFSUITE_SYS_PATH']); "
-    "from perfsuite.workers.agent import main; main()"
-)
-_RANK_MAIN = f"""
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: ended with the agent, which may be killed
-if os.getppid() != int(os.environ.pop("{AGENT_VARIABLE}")):
-    sys.exit(1)
-if folder := os.environ.pop("{LOGS_VARIABLE}", None):
-    log = os.open(os.path.join(folder, os.environ["RANK"]), os.O_WRONLY | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-{MAIN}
-"""
+
+class Output(Protocol):
+    """What a process prints, from a mark on."""
+
+    def mark(self) -> None:
+        """From here on counts what is printed."""
+
+    def lines(self) -> list[str]:
+        """The last of what was printed since the mark."""
+
+    def tail(self) -> str:
+        """The last lines since the mark that a user can read."""
+
+    def stack(self) -> str:
+        """Of Python's dump of its stacks, that of the thread that took the signal, from its innermost frame on."""
+
+    def close(self) -> None:
+        """Let go of it."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -50,7 +38,7 @@ class Rank:
     """One rank as the coordinator holds it; ``gone`` once it has ended or can no longer be heard."""
 
     number: int
-    printed: Printed
+    printed: Output
     channel: Channel | None = None
     pid: int | None = None
     pidfd: int | None = None
@@ -65,81 +53,47 @@ class Rank:
         return self.channel is not None and not self.gone
 
 
-class Crew:
-    """Starts the ranks, hears them, and ends them with everything that they have started."""
+class Crew(ABC):
+    """The processes of a group of ranks: hears them, and ends them with everything that they have started."""
 
-    def __init__(self, launch: Launch, count: int) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="perfsuite-ranks-"))
-        self._listener = Listener(self._folder)
-        self.ranks = tuple(Rank(number=number, printed=self._printed(str(number))) for number in range(count))
-        self.printed = self._printed("agent")
-        self.report: Report | None = None
-        """What the agent told as it ended."""
+    host = LOOPBACK
+    """Where rank 0 is, for the other ranks."""
+
+    def __init__(self, listener: Listener, ranks: Sequence[Rank]) -> None:
+        self.ranks = tuple(ranks)
         self.lost: list[Rank] = []
         """The ranks that are gone, in the order in which it was noticed."""
-        self._report_fd, theirs = os.pipe()
-        try:
-            self._agent = self._start(launch, theirs)
-        finally:
-            os.close(theirs)
-        self._wards = [Ward([self._agent.pid])]
+        self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._report_fd, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
         self._ended = False
 
-    def _printed(self, name: str) -> Printed:
-        return Printed((self._folder / name).open("w+b"))
-
-    def _start(self, launch: Launch, report_fd: int) -> subprocess.Popen[bytes]:
-        """The agent, in a session of its own; torch gives each rank another."""
-        config = msgspec.structs.replace(
-            launch.worker, address=self._listener.address, token=self._listener.token, ranks=len(self.ranks)
-        )
-        order = Order(
-            ranks=len(self.ranks),
-            command=command(launch, _RANK_MAIN),
-            folder=str(self._folder / "torch"),
-            report_fd=report_fd,
-        )
-        loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-        logs = {} if launch.show_output else {LOGS_VARIABLE: str(self._folder)}
-        return subprocess.Popen(
-            [sys.executable, "-c", _AGENT_MAIN, msgspec.json.encode(order).decode()],
-            cwd=launch.directory,
-            env={**loopback, **environment(config), **logs},
-            pass_fds=[report_fd],
-            stdin=subprocess.DEVNULL,
-            stdout=None if launch.show_output else self.printed.file,
-            stderr=None if launch.show_output else self.printed.file,
-            start_new_session=True,
-        )
-
     def settle(self) -> None:
-        """All ranks are here: guard their process groups, and leave no file."""
-        self._wards.append(Ward([rank.pid for rank in self.ranks if rank.pid is not None]))
+        """All ranks are here: take no more connections."""
         self._selector.unregister(self._listener)
         self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
+    @abstractmethod
     def alive(self) -> bool:
         """Whether every process is there."""
-        return not self._ended and self._agent.poll() is None and not self.lost
 
     def wait(self, limit_s: float) -> list[tuple[Rank, Reply]]:
         """What the ranks say within the time."""
         ready = {key.fd for key, _ in self._selector.select(max(0.0, limit_s))}
         if self._listener.fileno() in ready:
             self._admit()
-        if self._report_fd in ready:
-            self._read_report()
+        self._see(ready)
         heard = []
         for rank in self.ranks:
             if rank.channel is not None and not rank.gone and ready & {rank.channel.fileno(), rank.pidfd}:
                 reply = self._hear(rank, rank.channel, ready)
                 heard += [(rank, reply)] if reply is not None else []
         return heard
+
+    @abstractmethod
+    def _see(self, ready: set[int]) -> None:
+        """What else there is to watch."""
 
     def _admit(self) -> None:
         """A rank has connected."""
@@ -151,7 +105,11 @@ class Crew:
         rank = self.ranks[here.rank]
         rank.channel, rank.pid = channel, here.pid
         self._selector.register(channel, selectors.EVENT_READ)
-        rank.pidfd = watch_end(here.pid, self._selector)
+        rank.pidfd = self._watch(here.pid)
+
+    def _watch(self, pid: int) -> int | None:
+        """Watch for the end of a rank's process itself; None where that is not possible."""
+        return watch_end(pid, self._selector)
 
     def _hear(self, rank: Rank, channel: Channel, ready: set[int]) -> Reply | None:
         """The next message of a rank; None where it is gone."""
@@ -165,14 +123,6 @@ class Crew:
             self._selector.unregister(rank.pidfd)
         return None
 
-    def _read_report(self) -> None:
-        """The agent has ended."""
-        self._selector.unregister(self._report_fd)
-        with os.fdopen(os.dup(self._report_fd), "rb") as pipe, contextlib.suppress(msgspec.DecodeError):
-            self.report = msgspec.json.decode(pipe.read(), type=Report)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._agent.wait(timeout=STOP_LIMIT_S)
-
     def send(self, message: object) -> None:
         """Tell every rank; one that is gone is noticed when it is waited for."""
         for rank in self.ranks:
@@ -180,107 +130,39 @@ class Crew:
                 with contextlib.suppress(ConnectionError):
                     rank.channel.send(message)
 
+    @abstractmethod
     def ask_stacks(self, ranks: list[Rank]) -> None:
         """Have ranks that hang write their Python stacks, and wait until they have."""
-        for rank in ranks:
-            rank.printed.mark()
-            _signal(rank, STACK_SIGNAL)
-        deadline_s = time.monotonic() + STACK_WAIT_S
-        while time.monotonic() < deadline_s and not all(rank.printed.grown for rank in ranks):
-            time.sleep(0.01)
-        time.sleep(0.05)  # a stack is written line by line
 
+    @abstractmethod
     def lives(self, rank: Rank) -> bool:
         """Whether a rank that is gone only cannot be heard."""
-        return rank.pidfd is not None and not _ends_within([rank.pidfd], STACK_WAIT_S)
 
+    @abstractmethod
     def codes(self) -> dict[int, int]:
-        """How the ranks ended that did not end well, by rank, as the agent tells it once all have ended."""
-        deadline_s = time.monotonic() + STOP_LIMIT_S
-        while self._report_fd in self._selector.get_map() and time.monotonic() < deadline_s:
-            self.wait(deadline_s - time.monotonic())
-        return self.report.codes if self.report is not None else {}
+        """How the ranks ended that did not end well, by rank: exit codes, or less the number of a signal."""
 
+    @abstractmethod
     def end_ranks(self) -> None:
-        """End the ranks, and let the agent see it."""
-        for rank in self.ranks:
-            _signal(rank, signal.SIGKILL)
+        """End the ranks, and let what has started them see it."""
 
-    def agent_code(self) -> int | None:
-        """How the agent ended: an exit code, or less the number of a signal; None where it runs."""
-        return self._agent.poll()
+    @abstractmethod
+    def fault(self) -> tuple[str, str]:
+        """Why ranks are not there, where none of them is to blame, and what was printed."""
 
+    @abstractmethod
     def stop(self) -> None:
         """Let the ranks end by themselves; what they have started, and do not end, is ended."""
-        if self._ended:
-            return
-        started = self._descendants()
-        for rank in self.ranks:
-            if rank.channel is not None:
-                rank.channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._agent.wait(timeout=STOP_LIMIT_S)
-        self.kill()
-        for each in started:
-            each.kill()
 
+    @abstractmethod
     def kill(self) -> None:
-        """End the agent, the ranks and what they have started, and wait until they are gone."""
-        if self._ended:
-            return
-        self._ended = True
-        started = self._descendants()
-        for group in [self._agent.pid, *(rank.pid for rank in self.ranks if rank.pid is not None)]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
-        for each in started:
-            each.kill()
-        self._agent.wait()
-        _ends_within([rank.pidfd for rank in self.ranks if rank.pidfd is not None], STOP_LIMIT_S)
-        self._let_go()
-
-    def _descendants(self) -> list[Descendants]:
-        """What the agent and the ranks have started and not left to others."""
-        pids = [self._agent.pid if self._agent.poll() is None else None]
-        pids += [rank.pid for rank in self.ranks if rank.running]
-        return [Descendants(pid) for pid in pids]
+        """End the ranks and what they have started, and wait until they are gone."""
 
     def _let_go(self) -> None:
         """Close what was open."""
-        for ward in self._wards:
-            ward.dismiss()
         self._selector.close()
         self._listener.close()
-        os.close(self._report_fd)
         for rank in self.ranks:
             rank.printed.close()
             if rank.channel is not None:
                 rank.channel.close()
-            if rank.pidfd is not None:
-                os.close(rank.pidfd)
-        self.printed.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _signal(rank: Rank, number: signal.Signals) -> None:
-    """Signal a rank; one that has ended, and whose number another process may have, gets nothing."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if rank.pidfd is not None:
-            signal.pidfd_send_signal(rank.pidfd, number)
-        elif rank.pid is not None and not rank.gone:
-            os.kill(rank.pid, number)
-
-
-def _ends_within(pidfds: list[int], limit_s: float) -> bool:
-    """Whether all of these processes end in time."""
-    deadline_s = time.monotonic() + limit_s
-    with selectors.DefaultSelector() as selector:
-        for pidfd in pidfds:
-            selector.register(pidfd, selectors.EVENT_READ)
-        while selector.get_map():
-            ready = selector.select(max(0.0, deadline_s - time.monotonic()))
-            if not ready:
-                return False
-            for key, _ in ready:
-                selector.unregister(key.fd)
-    return True

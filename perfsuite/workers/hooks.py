@@ -20,6 +20,15 @@ _OWNED_BY_THE_SESSION = ("xmlpath", "basetemp", "htmlpath", "pastebin", "report_
 """Options of pytest and common plugins that write files or clear folders: one process of a session may do that."""
 
 
+def leave_files_to_the_session(config: pytest.Config) -> None:
+    """Switch off what the session's own process alone may write and clear."""
+    for name in _OWNED_BY_THE_SESSION:
+        if hasattr(config.option, name):
+            setattr(config.option, name, None)
+    config.option.log_file = os.devnull  # None would fall back to the setting
+    config.option.cacheclear = False
+
+
 class WorkerPlugin:
     """Registered in a process that was started as a worker."""
 
@@ -35,11 +44,7 @@ class WorkerPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Switch off what belongs to the session's own process."""
-        for name in _OWNED_BY_THE_SESSION:
-            if hasattr(config.option, name):
-                setattr(config.option, name, None)
-        config.option.log_file = os.devnull  # None would fall back to the setting
-        config.option.cacheclear = False
+        leave_files_to_the_session(config)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Leave selecting by the last run's failures, and keeping them, to the session: workers come and go."""

@@ -213,13 +213,13 @@ def environment(config: WorkerConfig) -> dict[str, str]:
     }
 
 
-def ending(code: int) -> str:
-    """The end of a worker process in words; ``code`` is its exit code, or less the number of a signal."""
+def ending(code: int, process: str = "the worker process") -> str:
+    """The end of a process in words; ``code`` is its exit code, or less the number of a signal."""
     if code >= 0:
-        return f"the worker process ended with exit code {code}"
+        return f"{process} ended with exit code {code}"
     name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
     hint = " (the system ran out of memory?)" if -code == signal.SIGKILL else ""
-    return f"the worker process was ended by {name}{hint}"
+    return f"{process} was ended by {name}{hint}"
 
 
 def watch_end(pid: int, selector: selectors.BaseSelector) -> int | None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from perfsuite.measure.attempt import AttemptSpec
 from perfsuite.measure.measurement import Measurement
 from perfsuite.verdict import Failure, Outcome
+from perfsuite.workers.agent_crew import AgentCrew
+from perfsuite.workers.crew import Crew
 from perfsuite.workers.local import Launch, LocalWorker
 from perfsuite.workers.protocol import Progress
 from perfsuite.workers.ranks import RankGroup
@@ -15,8 +17,10 @@ from perfsuite.workers.ranks import RankGroup
 class Pool:
     """Hands requests to the workers of as many ranks; ``environment`` is what the last ones to start have told."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, crew_of: Callable[[Launch, int], Crew] = AgentCrew) -> None:
+        """``crew_of`` starts so many ranks."""
         self._launch = launch
+        self._crew_of = crew_of
         self._workers: dict[int, LocalWorker | RankGroup] = {}
         self.environment: dict[str, str | None] = {}
 
@@ -36,7 +40,9 @@ class Pool:
             self.environment = worker.environment
 
     def _started(self, ranks: int) -> LocalWorker | RankGroup:
-        return LocalWorker(self._launch) if ranks == 1 else RankGroup(self._launch, ranks)
+        if ranks == 1:
+            return LocalWorker(self._launch)
+        return RankGroup(self._crew_of(self._launch, ranks), timeout_s=self._launch.worker.rank_timeout_s)
 
     def measure(
         self,

@@ -36,11 +36,11 @@ class Printed:
 
     def tail(self) -> str:
         """The last lines since the mark that a user can read."""
-        return "\n".join(_readable(self.lines())[-TAIL_LINES:])
+        return readable_tail(self.lines())
 
     def stack(self) -> str:
         """Of Python's dump of its stacks, that of the thread that took the signal, from its innermost frame on."""
-        return "\n".join(_readable(_current(self.lines()))[:TAIL_LINES]) or self.tail()
+        return taken_stack(self.lines())
 
     def close(self) -> None:
         """Let go of the file."""
@@ -48,6 +48,16 @@ class Printed:
 
     def _size_bytes(self) -> int:
         return os.fstat(self.file.fileno()).st_size
+
+
+def readable_tail(lines: list[str]) -> str:
+    """The last lines that a user can read."""
+    return "\n".join(_readable(lines)[-TAIL_LINES:])
+
+
+def taken_stack(lines: list[str]) -> str:
+    """Of Python's dump of its stacks, that of the thread that took the signal, from its innermost frame on."""
+    return "\n".join(_readable(_current(lines))[:TAIL_LINES]) or readable_tail(lines)
 
 
 def innermost_file(lines: list[str]) -> str | None:

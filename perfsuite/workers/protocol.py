@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from typing import Any, TypeVar
@@ -134,25 +135,35 @@ class Channel:
 
     def receive_reply(self) -> Reply:
         """Read one message of a worker; EOFError where it is gone, WorkerError where it is not one of ours."""
-        return self._decode(Reply)  # type: ignore[arg-type]
+        return self.receive(Reply)  # type: ignore[arg-type]
 
     def receive_measure(self) -> Measure:
         """Read one message of the coordinator; EOFError where it is gone."""
-        return self._decode(Measure)
+        return self.receive(Measure)
 
     def receive_here(self) -> Here:
         """Read the first message of a rank, within the socket's own time limit."""
-        return self._decode(Here)
+        return self.receive(Here)
 
     def receive_join(self) -> Join:
         """Read what the coordinator answers a rank; EOFError where it is gone."""
-        return self._decode(Join)
+        return self.receive(Join)
+
+    def finish(self, limit_s: float) -> None:
+        """Close this end once the other one is closed too, or after some seconds."""
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_WR)
+            self._end.settimeout(limit_s)
+            while self._end.recv(4096):
+                pass
+        self._end.close()
 
     def close(self) -> None:
         """Close this end."""
         self._end.close()
 
-    def _decode(self, type_: type[_T]) -> _T:
+    def receive(self, type_: type[_T]) -> _T:
+        """Read one message of this type; EOFError where the other end is gone, WorkerError where it is another."""
         (length,) = _HEADER.unpack(self._read(_HEADER.size))
         if length > MAX_MESSAGE_BYTES:
             raise WorkerError(f"a message of {length} bytes on the worker's channel: something else writes to it")

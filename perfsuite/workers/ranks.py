@@ -13,8 +13,7 @@ from perfsuite.measure.measurement import Measurement
 from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers import local
 from perfsuite.workers.crew import Crew, Rank
-from perfsuite.workers.listener import LOOPBACK
-from perfsuite.workers.local import Launch, ending
+from perfsuite.workers.local import ending
 from perfsuite.workers.merged import by_rank, merged, told
 from perfsuite.workers.printed import innermost_file
 from perfsuite.workers.protocol import Done, Failed, Hello, Join, Measure, Progress, Store
@@ -25,11 +24,12 @@ _WAITS = "/torch/distributed/"
 
 
 class RankGroup:
-    """Ranks on this host, one process each, that measure a case together."""
+    """Ranks, one process each, that measure a case together."""
 
-    def __init__(self, launch: Launch, ranks: int) -> None:
-        self._crew = Crew(launch, ranks)
-        self._timeout_s = launch.worker.rank_timeout_s
+    def __init__(self, crew: Crew, *, timeout_s: float) -> None:
+        """``timeout_s`` is the longest time between two signs of life of a rank."""
+        self._crew = crew
+        self._timeout_s = timeout_s
         self.environment: dict[str, str | None] = {}
 
     @property
@@ -62,7 +62,7 @@ class RankGroup:
             if self._crew.lost or not self._crew.alive or time.monotonic() > deadline_s:
                 self._give_up(ready)
             if store is not None and not joined and all(rank.running for rank in self._crew.ranks):
-                self._crew.send(Join(host=LOOPBACK, port=store.port))
+                self._crew.send(Join(host=self._crew.host, port=store.port))
                 joined = True
         self._crew.settle()
 
@@ -83,8 +83,7 @@ class RankGroup:
         crew = self._crew
         codes = crew.codes() or {rank.number: 0 for rank in crew.lost[:1]}
         if not codes:
-            error = crew.report.error if crew.report is not None else None
-            return error or f"torch's agent: {ending(crew.agent_code() or 0)}", crew.printed.tail()
+            return crew.fault()
         own = {number: code for number, code in codes.items() if code != -signal.SIGTERM} or codes
         number, code = min(own.items())
         return f"rank {number}: {ending(code)}", crew.ranks[number].printed.tail()
@@ -152,7 +151,7 @@ class RankGroup:
             if _is_error(rank.answer):
                 return [rank], rank.answer.reason
         if hang is None:
-            return list(crew.ranks), f"torch's agent is gone: {ending(crew.agent_code() or 0)}"
+            return list(crew.ranks), crew.fault()[0]
         skipped = [f"; rank {rank.number} answered {told(rank.answer)}" for rank in crew.ranks if rank.answer]
         busy = [rank for rank in stuck if _WAITS not in (innermost_file(rank.printed.lines()) or "")]
         return busy or stuck, f"hung: {hang}{''.join(skipped[:1])}"

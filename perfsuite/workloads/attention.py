@@ -9,6 +9,7 @@ from typing import Any
 from perfsuite.dtypes import dtype_of
 from perfsuite.errors import CaseError
 from perfsuite.flops import Parts, attention_part, trained
+from perfsuite.footprint import FP32_BYTES, MathAttention
 from perfsuite.workloads.attention_formula import AttentionTensors, Formula
 from perfsuite.workloads.attention_kernels import BACKENDS, NARROW, Attend, AttentionKernel
 from perfsuite.workloads.base import (
@@ -26,8 +27,6 @@ from perfsuite.workloads.tensors import random_source, random_tensor
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16")
 TF32_BACKENDS = ("math", "flex")
 """torch's fused kernels do not look at the flag that asks for TF32."""
-WIDE_ITEMSIZE = 4
-"""The math backend computes bf16 and fp16 in fp32, and every backend its rows' statistics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,23 +146,23 @@ class Attention(Workload):
         """A number for each row; backward another, q's gradient summed up in fp32, and k's and v's by query head."""
         rows = self.batch * self.heads * self.q_len
         if not self.backward:
-            return rows * WIDE_ITEMSIZE
+            return rows * FP32_BYTES
         by_head = 2 * self._key_bytes(self.heads) if self.kernel.grouped else 0
-        return rows * (2 + self.head_dim) * WIDE_ITEMSIZE + by_head
+        return rows * (2 + self.head_dim) * FP32_BYTES + by_head
 
     def _formula_bytes(self) -> int:
-        """Scores, their softmax and a byte mask, or both and a gradient; q, k, v widened and, in groups, repeated."""
-        itemsize = dtype_of(self.dtype).itemsize
-        wide = max(itemsize, WIDE_ITEMSIZE)
-        each_score = 3 * wide if self.backward else 2 * wide + 1
-        scores = self.batch * self.heads * self.q_len * self.keys * each_score
-        mask = self.q_len * self.keys * wide if self.kernel.masked else 0
-        query, key, repeated = (
-            size * wide // itemsize
-            for size in (self._query_bytes(), self._key_bytes(self.key_heads), self._key_bytes(self.heads))
+        """Scores and what is computed on the way to and from them."""
+        unfused = MathAttention(
+            batch=self.batch,
+            heads=self.heads,
+            kv_heads=self.key_heads,
+            q_len=self.q_len,
+            kv_len=self.keys,
+            head_dim=self.head_dim,
+            itemsize=dtype_of(self.dtype).itemsize,
+            masked=self.kernel.masked,
         )
-        widened = query + 2 * key if itemsize < wide else 0
-        return scores + mask + widened + query + (2 * repeated if self.kernel.grouped else 0)
+        return unfused.backward_peak() if self.backward else unfused.forward_peak()
 
     def unsupported(self, target: Target) -> str | None:
         """Where torch has no such kernel, or it does not take these shapes or this data type."""

@@ -216,7 +216,7 @@ def plain_float(case: str, dtype: str) -> None:
 
 def one_of(case: str, name: str, value: object, choices: Mapping[str, object] | tuple[str, ...]) -> None:
     """Nothing where ``value`` is one of ``choices``, or a CaseError that lists them."""
-    if value not in choices:
+    if value not in tuple(choices):  # a list has no hash to look up in a mapping
         raise CaseError(f"{case}: {name}={value!r} must be one of {', '.join(choices)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from perfsuite.errors import CaseError
 from perfsuite.units import ms_to_s
+from perfsuite.workloads.exposure import queued_s
 from perfsuite.workloads.tensors import SEED
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 PREFETCHED = 2
 """How many batches each worker is asked for in advance, as torch's default has it."""
 ENDING_S = 10.0
+
+Span = tuple[Any, Any]
+"""Two marks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +66,18 @@ class InputPipeline:
             multiprocessing_context="spawn" if self.workers else None,
             pin_memory=kind == "cuda",
         )
-        meter = WaitMeter(HostMarks() if kind == "cpu" else EventMarks(getattr(torch, kind)))
+        meter = WaitMeter(_host_marks() if kind == "cpu" else EventMarks(getattr(torch, kind)))
         others = multiprocessing.active_children()
         batches = iter(loader)
         workers = [each for each in multiprocessing.active_children() if each not in others]
         return Feed(batches, meter, device=device, workers=workers)
+
+
+def _host_marks() -> HostMarks:
+    """As the harness times a CPU's steps: where several threads work, one's queueing says little about the step."""
+    import torch
+
+    return HostMarks(queued_s=queued_s) if torch.get_num_threads() == 1 else HostMarks()
 
 
 def _is_number(value: object, kind: Any) -> bool:
@@ -119,14 +131,19 @@ class Marks(Protocol):
 
 
 class HostMarks:
-    """Moments of the host, for steps that it computes itself."""
+    """Moments of the host, for steps that it computes itself; time in which it waited for a core is left out."""
 
-    def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
-        self._now_s = now_s
+    def __init__(
+        self,
+        now_s: Callable[[], float] = time.perf_counter,
+        queued_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """``queued_s`` is how long the thread has waited for a core so far; None where that is not known."""
+        self._now_s, self._queued_s = now_s, queued_s
 
     def mark(self) -> float:
-        """Seconds on the host's clock."""
-        return self._now_s()
+        """Seconds on the host's clock, less those in the queue for a core."""
+        return self._now_s() - (self._queued_s() or 0.0)
 
     def seconds(self, start: float, end: float) -> float:
         """The difference."""
@@ -159,50 +176,56 @@ class EventMarks:
 
 
 class WaitMeter:
-    """What share of the time of all steps since the last reset was spent waiting."""
+    """What share of a step's time was spent waiting: the median of the steps since the last reset, as its time is.
+
+    So a step that the machine held up, or that was not timed, does not move it.
+    """
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
-        self._steps: list[tuple[Any, Any]] = []
-        self._waits: list[tuple[Any, Any]] = []
+        self._steps: list[tuple[Span, list[Span]]] = []
+        self._waits: list[Span] = []
+        """Of the step that is running; between steps, of none."""
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """One step, from its first wait to its end."""
-        with self._between(self._steps):
-            yield
+        self._waits = []
+        start = self._marks.mark()
+        yield
+        self._steps.append(((start, self._marks.mark()), self._waits))
+        self._waits = []
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Within a step: until a batch has arrived."""
-        with self._between(self._waits):
-            yield
-
-    @contextmanager
-    def _between(self, spans: list[tuple[Any, Any]]) -> Iterator[None]:
         start = self._marks.mark()
         yield
-        spans.append((start, self._marks.mark()))
+        self._waits.append((start, self._marks.mark()))
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """What is waited for or done in here does not count."""
-        steps, waits = len(self._steps), len(self._waits)
+        steps = len(self._steps)
         yield
-        del self._steps[steps:], self._waits[waits:]
+        del self._steps[steps:]
 
     def reset(self) -> None:
         """Begin again."""
         self._steps.clear()
-        self._waits.clear()
 
     def share(self) -> float | None:
         """Between 0 and 1; None before the first step."""
         self._marks.finish()
-        total_s, waited_s = (
-            sum(self._marks.seconds(start, end) for start, end in spans) for spans in (self._steps, self._waits)
-        )
-        return waited_s / total_s if total_s > 0 else None
+        shares = [
+            sum(map(self._seconds, waits)) / step_s
+            for step, waits in self._steps
+            if (step_s := self._seconds(step)) > 0
+        ]
+        return statistics.median(shares) if shares else None
+
+    def _seconds(self, span: Span) -> float:
+        return self._marks.seconds(*span)
 
 
 class Feed:
@@ -240,7 +263,7 @@ class Feed:
             step()
 
     def shares(self) -> dict[str, float]:
-        """``input_wait``: the share of the steps' time that was spent waiting for input."""
+        """``input_wait``: the share of a step's time that is spent waiting for input."""
         share = self.meter.share()
         return {} if share is None else {"input_wait": share}
 

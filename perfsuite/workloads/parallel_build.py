@@ -14,7 +14,6 @@ from perfsuite.workloads.optimizers import optimizer_for
 from perfsuite.workloads.parallel import Parallel
 from perfsuite.workloads.parallel_training import ParallelTraining, Passes, Pipelined, WholeModel
 from perfsuite.workloads.routing import RoutedTokens
-from perfsuite.workloads.tensors import SEED
 from perfsuite.workloads.training import Training, loss_function
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ class Recipe:
             optimizer=optimizer_for(self.optimizer, model.parameters(), width=shape.d_model),
             passes=passes,
             tokens=torch.zeros((self.batch, self.seq_len + 1), dtype=torch.int64, device=device),
-            generator=torch.Generator(device).manual_seed(SEED + layout.place("data")),
             vocab=shape.vocab,
             accumulate=self.accumulate,
             clip=self.clip,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ from perfsuite.workloads.exposure import BlockedMeter, profiled_share
 from perfsuite.workloads.layout import Layout, local_tensors
 from perfsuite.workloads.optimizers import state_tensors
 from perfsuite.workloads.parallel import Parallel
+from perfsuite.workloads.tensors import SEED
 from perfsuite.workloads.training import CHECK_STEPS, FALLEN, SOME_TOKENS, Training
 
 if TYPE_CHECKING:
@@ -88,6 +89,14 @@ class Pipelined:
         return torch.stack(losses).mean() if losses else torch.zeros((), device=tokens.device)
 
 
+@dataclass(kw_only=True)
+class Past:
+    """What a training has been through: steps on new tokens, and whether these were held against one rank's."""
+
+    steps: int = 0
+    compared: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelTraining:
     """This rank's part of a training that a group does together, and the same training on one rank to hold it to.
@@ -101,13 +110,13 @@ class ParallelTraining:
     passes: Passes
     tokens: torch.Tensor
     """Where new ids are drawn to: those of one micro-batch."""
-    generator: torch.Generator | None
     vocab: int
     accumulate: int
     clip: float | None
     tolerance: float
     alone: Callable[[int], Training] | None
     meter: BlockedMeter
+    past: Past = field(default_factory=Past)
 
     def step(self, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
         """One optimizer step on as many micro-batches of ``fetch`` as are accumulated; this rank's mean loss."""
@@ -126,7 +135,18 @@ class ParallelTraining:
 
     def step_on_new_tokens(self) -> torch.Tensor:
         """A step on tokens that were never there before; ranks of one replica draw the same ones."""
-        return self.step(lambda: self.tokens.random_(0, self.vocab, generator=self.generator))
+        self.past.steps += 1
+        return self.step(lambda: self.tokens.random_(0, self.vocab, generator=self._generator))
+
+    @cached_property
+    def _generator(self) -> torch.Generator:
+        return self._source(self.layout.place("data"))
+
+    def _source(self, replica: int) -> torch.Generator:
+        """Where a replica's tokens come from."""
+        import torch
+
+        return torch.Generator(self.tokens.device).manual_seed(SEED + replica)
 
     @cached_property
     def _copies(self) -> list[tuple[torch.nn.Parameter, int]]:
@@ -161,25 +181,40 @@ class ParallelTraining:
         return self._difference() or self._no_lesson()
 
     def _difference(self) -> str | None:
-        """Whether three steps on a fixed batch have the losses that they have on one rank.
+        """Whether three steps on a fixed batch have the losses that they have on one rank; the first check finds out.
 
         A batch that stays is learnt, so that gradients which were not exchanged show in the next loss.
         """
-        if self.alone is None:
+        if self.alone is None or self.past.compared:
             return None
+        self.past.compared = True
         size, batches = self.layout.parallel.data_size, self._fixed()
         place = self.layout.place("data")
         mine = batches[place * self.accumulate : (place + 1) * self.accumulate]
         ours = [self._mean_loss(mine) for _ in range(COMPARED_STEPS)]
         theirs = [0.0] * COMPARED_STEPS
         if not any(map(self.layout.place, ("data", "pipeline", "tensor"))):
-            training = self.alone(size * self.accumulate)
+            training = self._caught_up(self.alone(size * self.accumulate))
             theirs = [float(training.step(iter(batches).__next__)) for _ in range(COMPARED_STEPS)]
         theirs = [self.layout.gather(loss)[0] for loss in theirs]
         for number, (our, their) in enumerate(zip(ours, theirs, strict=True), start=1):
             if not abs(our - their) <= self.tolerance * abs(their):
                 return f"the loss of the group's step {number} is {our:.6g}, that of one rank's {their:.6g}"
         return None
+
+    def _caught_up(self, training: Training) -> Training:
+        """One rank's training after the steps that the group's has made, on all replicas' tokens."""
+        import torch
+
+        sources = [self._source(replica) for replica in range(self.layout.parallel.data_size)]
+        for _ in range(self.past.steps):
+            drawn = (
+                torch.empty_like(self.tokens).random_(0, self.vocab, generator=source)
+                for source in sources
+                for _ in range(self.accumulate)
+            )
+            training.step(drawn.__next__)
+        return training
 
     def _no_lesson(self) -> str | None:
         """Whether the loss of a fixed batch does not fall."""

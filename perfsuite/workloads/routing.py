@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -16,9 +15,13 @@ from perfsuite.workloads.base import one_of, positive_int
 from perfsuite.workloads.tensors import SEED
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 KINDS = ("balanced", "skewed")
+DRAWN = 65536
+"""For so many tokens are experts drawn at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +56,41 @@ class Routing:
             raise CaseError(f"routing: capacity_factor={factor!r} must be a number above 0, or None to drop nothing")
 
     @cached_property
-    def choices(self) -> tuple[tuple[int, ...], ...]:
-        """The experts of each token, before anything is dropped."""
-        if self.kind == "balanced":
-            return tuple(
-                tuple((token * self.active + slot) % self.experts for slot in range(self.active))
-                for token in range(self.tokens)
-            )
-        source = random.Random(self.seed)
-        return tuple(self._draw(source) for _ in range(self.tokens))
+    def choices(self) -> NDArray[np.int64]:
+        """The experts of each token, (tokens, active), before anything is dropped."""
+        import numpy as np
 
-    def _draw(self, source: random.Random) -> tuple[int, ...]:
-        """Different experts, by weight: those that win a race whose times are exponential with these rates."""
-        times = [source.expovariate(1 / (expert + 1)) for expert in range(self.experts)]
-        return tuple(sorted(range(self.experts), key=times.__getitem__)[: self.active])
+        if self.kind == "balanced":
+            return (np.arange(self.tokens * self.active, dtype=np.int64) % self.experts).reshape(
+                self.tokens, self.active
+            )
+        return np.concatenate(list(self._draws()))
+
+    def _draws(self) -> Iterator[NDArray[np.int64]]:
+        """Different experts for some tokens after others: by weight, those that win a race at exponential times.
+
+        The old generator's numbers are the same in every version of numpy.
+        """
+        import numpy as np
+
+        source = np.random.RandomState(self.seed)
+        for first in range(0, self.tokens, DRAWN):
+            size = (min(DRAWN, self.tokens - first), self.experts)
+            times = source.standard_exponential(size) * np.arange(1, self.experts + 1)
+            yield times.argsort(axis=-1, kind="stable")[:, : self.active].astype(np.int64)
+
+    @cached_property
+    def wanted(self) -> tuple[int, ...]:
+        """How many tokens go to each expert, before anything is dropped; found without keeping a number of each."""
+        import numpy as np
+
+        if self.kind == "balanced":
+            each, more = divmod(self.tokens * self.active, self.experts)
+            return tuple(each + (expert < more) for expert in range(self.experts))
+        counts = np.zeros(self.experts, dtype=np.int64)
+        for drawn in self._draws():
+            counts += np.bincount(drawn.ravel(), minlength=self.experts)
+        return tuple(counts.tolist())
 
     @property
     def capacity(self) -> int:
@@ -77,22 +101,21 @@ class Routing:
         return math.ceil(Fraction(str(self.capacity_factor)) * self.tokens * self.active / self.experts)
 
     @cached_property
-    def pairs(self) -> tuple[tuple[int, ...], ...]:
+    def pairs(self) -> tuple[NDArray[np.int64], ...]:
         """The pairs that each expert computes; a token's pair with its n-th expert is number token * active + n."""
-        found: list[list[int]] = [[] for _ in range(self.experts)]
-        for token, experts in enumerate(self.choices):
-            for slot, expert in enumerate(experts):
-                found[expert].append(token * self.active + slot)
-        return tuple(tuple(pairs[: self.capacity]) for pairs in found)
+        import numpy as np
 
-    def assignments(self) -> list[list[int]]:
+        chosen = self.choices.ravel()
+        return tuple(np.flatnonzero(chosen == expert)[: self.capacity] for expert in range(self.experts))
+
+    def assignments(self) -> list[NDArray[np.int64]]:
         """The tokens that each expert computes."""
-        return [[pair // self.active for pair in pairs] for pairs in self.pairs]
+        return [pairs // self.active for pairs in self.pairs]
 
     @property
     def kept(self) -> int:
         """How many (token, expert) pairs are computed."""
-        return sum(map(len, self.pairs))
+        return sum(min(wanted, self.capacity) for wanted in self.wanted)
 
     @property
     def dropped(self) -> int:
@@ -116,8 +139,8 @@ def prepare(routing: Routing, device: str) -> RoutedTokens:
     """The routing's index tensors on a torch device."""
     import torch
 
-    def indices(lists: Iterable[Sequence[int]]) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.tensor(numbers, dtype=torch.int64, device=device) for numbers in lists)
+    def indices(arrays: Iterable[NDArray[np.int64]]) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.tensor(array, device=device) for array in arrays)
 
     chosen = torch.tensor(routing.choices, device=device)
     return RoutedTokens(chosen=chosen, tokens=indices(routing.assignments()), pairs=indices(routing.pairs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from perfsuite.dtypes import dtype_of
 from perfsuite.errors import CaseError
 from perfsuite.flops import (
-    TRAINING_CONVENTIONS,
+    MFU_CONVENTIONS,
     Parts,
     checkpointed,
     head_part,
@@ -142,7 +143,7 @@ class TrainStep(Workload):
             tokens=tokens,
             flops_by_convention=tuple(
                 (name, tokens * training_flops_per_token(shape, seq_len=self.seq_len, convention=name))
-                for name in TRAINING_CONVENTIONS
+                for name in MFU_CONVENTIONS
             ),
         )
 
@@ -180,9 +181,7 @@ class TrainStep(Workload):
 
     def describe(self) -> Description:
         """With the parameters of input pipeline and layout, where there are any."""
-        description = super().describe()
-        for name in ("input", "parallel"):
-            description.pop(name, None)
+        description = {key: value for key, value in super().describe().items() if key not in ("input", "parallel")}
         if self.input is not None:
             description |= {"input_batch_s": self.input.batch_s, "input_workers": self.input.workers}
         if self.parallel is not None:
@@ -218,6 +217,7 @@ class TrainStep(Workload):
 
     def _recipe(self, device: str) -> Recipe:
         """What a rank's part of the group's training is made of."""
+        alone = replace(self, parallel=None)
         return Recipe(
             parallel=self.group,
             whole=Whole(shape=self.shape, dtype=torch_dtype(self.parameter_dtype), checkpoint=self.checkpoint),
@@ -229,14 +229,10 @@ class TrainStep(Workload):
             autocast=torch_dtype(self.dtype) if self.autocast else None,
             tolerance=TOLERANCE[self.dtype],
             routing_for=partial(self._routing, device),
-            alone=lambda accumulate: self._alone(accumulate).training(device),
-            alone_bytes=self._alone(self.accumulate).memory_bytes() or 0,
+            alone=lambda accumulate: replace(alone, accumulate=accumulate).training(device),
+            alone_bytes=alone.memory_bytes() or 0,
             own_bytes=self.memory_bytes() or 0,
         )
-
-    def _alone(self, accumulate: int) -> TrainStep:
-        """The same step on one rank."""
-        return replace(self, parallel=None, accumulate=accumulate)
 
     def training(self, device: str) -> Training:
         """The model, its optimizer and its first tokens on a torch device; on one rank, the work of the whole group."""
@@ -280,8 +276,8 @@ def _check_numbers(case: TrainStep) -> None:
     if case.autocast and case.dtype != "bf16":
         raise CaseError(f"TrainStep: dtype={case.dtype!r} must be 'bf16' with autocast=True")
     clip: object = case.clip
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
-        raise CaseError(f"TrainStep: clip={clip!r} must be a number above 0, or None for no clipping")
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
+        raise CaseError(f"TrainStep: clip={clip!r} must be a finite number above 0, or None for no clipping")
     if case.input is not None and not isinstance(case.input, InputPipeline):
         raise CaseError(f"TrainStep: input={case.input!r} must be an InputPipeline, or None")
 

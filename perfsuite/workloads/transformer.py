@@ -9,7 +9,7 @@ from functools import cached_property
 from perfsuite.dtypes import dtype_of
 from perfsuite.errors import CaseError
 from perfsuite.flops import Parts, checkpointed, layer_parts, trained
-from perfsuite.footprint import layer_activations
+from perfsuite.footprint import LayerBytes, layer_bytes
 from perfsuite.models import ModelShape, model_shape
 from perfsuite.workloads.attention_kernels import NARROW, AttentionKernel
 from perfsuite.workloads.base import (
@@ -47,10 +47,7 @@ def touched_parameters(shape: ModelShape, routing: Routing | None) -> int:
     """Parameters of one layer that its tokens are multiplied with: experts that no token goes to are not read."""
     if routing is None:
         return shape.layer_parameters()
-    if routing.kind == "balanced":
-        idle = max(routing.experts - routing.tokens * routing.active, 0)
-    else:
-        idle = sum(not pairs for pairs in routing.pairs)
+    idle = routing.wanted.count(0)
     return shape.layer_parameters() - idle * (shape.mlp_up_weights + shape.mlp_down_weights)
 
 
@@ -177,7 +174,11 @@ class TransformerLayer(Workload):
         stream = self.tokens * self.shape.d_model * itemsize
         parameters = self.shape.layer_parameters() * itemsize
         if not self.backward:
-            return {"parameters": parameters, "activations": self._activations(), "input and output": stream}
+            return {
+                "parameters": parameters,
+                "activations": self._layer_bytes().forward_peak(),
+                "input and output": stream,
+            }
         gradients, activations = max(self._moments(stream), key=sum)
         return {
             "parameters": parameters,
@@ -189,26 +190,32 @@ class TransformerLayer(Workload):
     def _moments(self, stream: int) -> list[tuple[int, int]]:
         """Bytes of gradients and of activations as the backward pass begins, after its MLP, and at its end.
 
-        Gradients come while activations go; ``stream`` is the size of the layer's input.
+        Where attention is not fused, there too. Gradients come while activations go; ``stream`` is the size of the
+        layer's input.
         """
         shape, itemsize = self.shape, dtype_of(self.dtype).itemsize
         inner = (self._most_pairs() or self.tokens) * shape.d_ff * itemsize
         experts, ways_up = shape.experts or 1, 2 if shape.gated else 1
         mlp = experts * (shape.mlp_up_weights + shape.mlp_down_weights) * itemsize
-        kept = self._activations() - stream
-        return [
+        layer = self._layer_bytes()
+        kept = layer.kept() - stream
+        moments = [
             (0, kept + ways_up * inner // experts + 2 * stream),
             (mlp, kept - 2 * ways_up * inner + 2 * stream),
             (shape.layer_parameters() * itemsize, 2 * stream),
         ]
+        if not layer.fused_attention:
+            moments.append((mlp + shape.out_weights * itemsize, layer.attention_backward_peak() - stream))
+        return moments
 
-    def _activations(self) -> int:
-        return layer_activations(
+    def _layer_bytes(self) -> LayerBytes:
+        return layer_bytes(
             self.shape,
             batch=self.batch,
             seq_len=self.seq_len,
             itemsize=dtype_of(self.dtype).itemsize,
-            backward=self.backward,
+            autocast=False,
+            fused_norm=True,
             attention="math" if self.attention == "math" else "fused",
             routed=self._most_pairs(),
         )
