@@ -10,9 +10,10 @@ import msgspec
 
 from perfsuite.baseline import Declared, Row
 from perfsuite.ceilings import Ceilings
+from perfsuite.hardware.catalogue import Hardware
 from perfsuite.hardware.device import Device
 from perfsuite.measure.measurement import Measurement, TimeSummary
-from perfsuite.measure.metric import BOUNDS, judged_work
+from perfsuite.measure.metric import BOUNDS, bounds_s, judged_work
 from perfsuite.record import (
     AttemptPart,
     BaselinePart,
@@ -33,6 +34,7 @@ from perfsuite.utilization import (
     busbw_bytes_per_s,
 )
 from perfsuite.verdict import Attempt, Evidence, Failure, Verdict
+from perfsuite.workloads.base import Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +174,27 @@ def build_record(
         return base
     if (lifted_by := ceilings.lifted_by(latest)) is not None:
         base = msgspec.structs.replace(base, reason=f"{base.reason}; above the link by {lifted_by}")
-    return _with_measurement(base, latest, ceilings.of(latest))
+    return _with_measurement(base, latest, ceilings)
 
 
-def _with_measurement(base: Record, measurement: Measurement, ceiling: CeilingPart | None) -> Record:
+def _bound(measurement: Measurement, hardware: Hardware | None) -> str:
+    """What takes the longest at the data sheet's peaks; by the figure that is judged where there is none."""
+    otherwise = BOUNDS[measurement.metric]
+    if hardware is None or measurement.metric == "latency_us":
+        return otherwise
+    work = Work(
+        flops=measurement.flops,
+        flops_by_dtype=tuple(measurement.flops_by_dtype.items()),
+        nbytes=measurement.nbytes,
+        wire_bytes=measurement.wire_bytes,
+    )
+    bounds = bounds_s(work, measurement.dtype, hardware, ranks=measurement.ranks) or {}
+    return max(bounds, key=lambda name: bounds[name]) if any(bounds.values()) else otherwise
+
+
+def _with_measurement(base: Record, measurement: Measurement, ceilings: Ceilings) -> Record:
     """The record with everything that was measured."""
+    ceiling = ceilings.of(measurement)
     value, interval = _value(measurement, ceiling)
     control = measurement.control
     return msgspec.structs.replace(
@@ -198,7 +216,7 @@ def _with_measurement(base: Record, measurement: Measurement, ceiling: CeilingPa
         shares=measurement.shares,
         collective=_collective_part(measurement),
         group=_group_part(measurement),
-        bound=BOUNDS[measurement.metric],
+        bound=_bound(measurement, ceilings.device.hardware()),
         conditions=measurement.conditions,
     )
 

@@ -15,7 +15,7 @@ from perfsuite.measure.sampler import MIN_SAMPLES
 from perfsuite.terminal import PlanRow
 from perfsuite.units import format_bytes, format_time_us, s_to_us
 from perfsuite.utilization import arithmetic_intensity
-from perfsuite.workloads.base import Target, Work, Workload
+from perfsuite.workloads.base import Target, Workload
 
 NOTABLE = 0.01
 """Parts below this share of the memory are left out of a reason."""
@@ -54,13 +54,14 @@ def plan_row(case: str, workload: Workload, planned: PlanTarget, *, budget_s: fl
     work, hardware = workload.work(), planned.hardware
     flops, nbytes, parts = work.flops, work.nbytes, workload.memory_parts()
     metric = metric_of(workload, flops or 0, nbytes, backend=planned.target.backend, hardware=hardware)
-    time_us, memory_bytes = _roofline_time_us(work, workload.dtype, hardware), workload.memory_bytes()
+    bounds = {} if hardware is None else bounds_s(work, workload.dtype, hardware, ranks=workload.group_size()) or {}
+    time_us, memory_bytes = s_to_us(max(bounds.values(), default=0.0)) or None, workload.memory_bytes()
     return PlanRow(
         case=case,
         flops=flops,
         nbytes=nbytes,
         arithmetic_intensity=None if flops is None else arithmetic_intensity(flops=flops, nbytes=nbytes or 0),
-        bound=_bound(metric, work, workload.dtype, hardware),
+        bound=BOUNDS[metric] if metric == "latency_us" else _bound(bounds, otherwise=BOUNDS[metric]),
         roofline_time_us=time_us,
         memory_bytes=memory_bytes,
         memory_parts=parts,
@@ -72,18 +73,9 @@ def plan_row(case: str, workload: Workload, planned: PlanTarget, *, budget_s: fl
     )
 
 
-def _roofline_time_us(work: Work, dtype: str, hardware: Hardware | None) -> float | None:
-    """The longest of what bounds the work, in microseconds; None where a peak is not known."""
-    bounds = None if hardware is None else bounds_s(work, dtype, hardware)
-    return None if bounds is None else s_to_us(max(bounds.values())) or None
-
-
-def _bound(metric: str, work: Work, dtype: str, hardware: Hardware | None) -> str:
-    """What takes the longest at its peak; by the figure that is judged where peaks are not known."""
-    bounds = None if hardware is None else bounds_s(work, dtype, hardware)
-    if metric == "latency_us" or bounds is None or not max(bounds.values()):
-        return BOUNDS[metric]
-    return max(bounds, key=lambda name: bounds[name])
+def _bound(bounds: Mapping[str, float], *, otherwise: str) -> str:
+    """What takes the longest at its peak; ``otherwise`` where peaks are not known."""
+    return max(bounds, key=lambda name: bounds[name]) if any(bounds.values()) else otherwise
 
 
 def _largest_batch(workload: Workload, hardware: Hardware) -> int | None:

@@ -58,6 +58,8 @@ class SessionPlugin:
         """``supervisors`` are the other processes of a user's torchrun."""
         self._config = config
         self._supervisors = supervisors
+        self._code = int(pytest.ExitCode.USAGE_ERROR)
+        """What the session ends with; this where it does not come to an end."""
         self._settings = settings
         self._explicit = explicit
         self._distributed = getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
@@ -234,6 +236,7 @@ class SessionPlugin:
                 self._end(session, self._run)
             elif self._explicit and session.exitstatus == pytest.ExitCode.OK and not self._config.option.collectonly:
                 session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+            self._code = int(session.exitstatus)
 
     def _end(self, session: pytest.Session, run: SessionRun) -> None:
         """Settle the exit code and note the end; a full disk is one line, and never a better exit code."""
@@ -262,4 +265,4 @@ class SessionPlugin:
             with contextlib.suppress(Exception):
                 self._run.close()
         if self._supervisors is not None and not (self._settings.plan or self._config.option.collectonly):
-            self._supervisors.dismiss()
+            self._supervisors.dismiss(self._code)

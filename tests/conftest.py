@@ -12,7 +12,16 @@ pytest_plugins = ["pytester"]
 # Two processes run tests on two cores: torch's second thread in each would only wait for its turn.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-LONGEST = ("test_faults.py", "test_session.py", "test_workers.py", "test_modes.py", "test_cli_baselines.py")
+LONGEST = (
+    "test_faults.py",
+    "test_ranks.py",
+    "test_session.py",
+    "test_parallel.py",
+    "test_torchrun.py",
+    "test_workers.py",
+    "test_modes.py",
+    "test_cli_baselines.py",
+)
 """Files of whole sessions, begun first, so that no process is left with one at the end."""
 
 # Derandomized: a red build means a change in the code, not a new seed. No deadline: a runner may stall.

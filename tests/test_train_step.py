@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from perfsuite.errors import CaseError
-from perfsuite.flops import TRAINING_CONVENTIONS, training_flops_per_token
+from perfsuite.flops import MFU_CONVENTIONS, training_flops_per_token
 from perfsuite.measure.memory import peak_memory_bytes
 from perfsuite.models import MODELS, model_shape
 from perfsuite.workloads import train_step
@@ -59,7 +59,7 @@ def test_parts_add_up_to_the_exact_convention(name: str) -> None:
     assert work.flops == work.tokens * training_flops_per_token(MODELS[name], seq_len=512)
     assert dict(work.flops_by_convention) == {
         each: work.tokens * training_flops_per_token(MODELS[name], seq_len=512, convention=each)
-        for each in TRAINING_CONVENTIONS
+        for each in MFU_CONVENTIONS
     }
     assert sum(dict(work.flops_by_dtype).values()) == work.flops
 

@@ -32,9 +32,9 @@ def ridge(dtype: str, *, backend: str, hardware: Hardware | None) -> float:
     return NOMINAL_RIDGE.get(backend, NOMINAL_RIDGE_GPU)
 
 
-def bounds_s(work: Work, dtype: str, hardware: Hardware) -> dict[str, float] | None:
+def bounds_s(work: Work, dtype: str, hardware: Hardware, *, ranks: int = 1) -> dict[str, float] | None:
     """The least seconds of computing, each data type at its own peak, of moving bytes in memory, and over the links of
-    one node, by what bounds; None where a peak is not known."""
+    one node, by what bounds; None where a peak is not known. ``ranks`` devices share the work."""
     split = dict(work.flops_by_dtype) or {dtype: work.flops or 0}
     peaks = {name: hardware.flops_per_s(name) for name, flops in split.items() if flops}
     parts = [Part(flops=split[name], peak_flops_per_s=peak) for name, peak in peaks.items() if peak]
@@ -42,8 +42,8 @@ def bounds_s(work: Work, dtype: str, hardware: Hardware) -> dict[str, float] | N
         return None
     link_bytes_per_s = hardware.link_bytes_per_s
     return {
-        "compute": ideal_time_s(parts),
-        "memory": (work.nbytes or 0) / hardware.memory_bytes_per_s,
+        "compute": ideal_time_s(parts) / ranks,
+        "memory": (work.nbytes or 0) / (ranks * hardware.memory_bytes_per_s),
         "link": work.wire_bytes / link_bytes_per_s if work.wire_bytes and link_bytes_per_s else 0.0,
     }
 

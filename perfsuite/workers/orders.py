@@ -35,7 +35,13 @@ class EndRank(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     gently: bool
 
 
-Order = StartRank | Mark | ShowStacks | ShowPrinted | TellEnd | EndRank
+class Over(msgspec.Struct, frozen=True, kw_only=True, tag="over"):
+    """The session is over, with this exit code."""
+
+    code: int
+
+
+Order = StartRank | Mark | ShowStacks | ShowPrinted | TellEnd | EndRank | Over
 
 
 class Present(msgspec.Struct, frozen=True, kw_only=True, tag="present"):

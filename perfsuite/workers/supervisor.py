@@ -19,6 +19,7 @@ from perfsuite.workers.orders import (
     EndRank,
     Mark,
     Order,
+    Over,
     Present,
     PrintedLines,
     RankEnd,
@@ -78,6 +79,7 @@ class SupervisorPlugin:
         self._device_of = device_of
         self._keeper = Keeper(launch_of, place)
         self._channel: Channel | None = None
+        self._code: int = pytest.ExitCode.OK
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -101,18 +103,19 @@ class SupervisorPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Rank 0's exit code is the session's."""
+        """The session's, which is rank 0's: torch's agent waits five minutes for a host that has failed alone."""
         try:
             return (yield)
         finally:
-            session.exitstatus = pytest.ExitCode.OK
+            session.exitstatus = self._code
 
     def _serve(self) -> None:
         """Obey the coordinator; it closes the connection when the session is over, or ends."""
-        address = self._place.look_up()
-        if address == OVER:
+        place, _, token = self._place.look_up().rpartition(" ")
+        if place == OVER:
+            self._code = int(token)
             return
-        place, _, token = address.rpartition(" ")
+        self._code = pytest.ExitCode.TESTS_FAILED  # unless the coordinator lives to say otherwise
         with contextlib.suppress(EOFError, OSError, WorkerError):
             # Not closed here: its end tells the coordinator that this process has ended.
             self._channel = connect(place, Here(rank=self._place.rank, pid=os.getpid(), token=token))
@@ -128,6 +131,10 @@ class SupervisorPlugin:
 
     def _obey(self, channel: Channel) -> None:
         while True:
-            answer = self._keeper.obey(channel.receive(Order))  # type: ignore[arg-type] # a union is no type
+            order: Order = channel.receive(Order)  # type: ignore[arg-type] # a union is no type
+            if isinstance(order, Over):
+                self._code = order.code
+                return
+            answer = self._keeper.obey(order)
             if answer is not None:
                 channel.send(answer)

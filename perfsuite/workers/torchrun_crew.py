@@ -20,6 +20,7 @@ from perfsuite.workers.orders import (
     EndRank,
     Mark,
     Order,
+    Over,
     Present,
     PrintedLines,
     RankEnd,
@@ -94,8 +95,9 @@ class Remote:
         except (EOFError, OSError, WorkerError):
             self.gone = True
 
-    def close(self) -> None:
-        """The session is over: wait until the process has seen it."""
+    def close(self, code: int) -> None:
+        """The session is over with this exit code: wait until the process has ended."""
+        self.tell(Over(code=code))
         self._channel.finish(local.STOP_LIMIT_S)
 
 
@@ -134,13 +136,13 @@ class Supervisors:
         keeping: list[Keeping] = [Own(self._own), *self._remote]
         return TorchrunCrew(launch, keeping[:count], self.place)
 
-    def dismiss(self) -> None:
-        """The session is over: the other processes end by themselves."""
+    def dismiss(self, code: int) -> None:
+        """The session is over with this exit code: the other processes end by themselves."""
         self._own.close()
         if not self._published:
-            self._publish(OVER)
+            self._publish(f"{OVER} {code}")
         for remote in self._remote:
-            remote.close()
+            remote.close(code)
         self._remote.clear()
 
     def _publish(self, text: str) -> None:
