@@ -106,14 +106,14 @@ class Project:
         """The sessions' temporary folder, which also marks their processes."""
         return self.directory.parent / f"{self.directory.name}-tmp"
 
-    def start(self, *arguments: str, plugin: bool = True) -> subprocess.Popen[str]:
-        """Start a session; locks of other test runs do not reach it."""
+    def start(self, *arguments: str, plugin: bool = True, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        """Start a session, by the module ``launcher`` where there is one; locks of other test runs do not reach it."""
         self.temporary.mkdir(exist_ok=True)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PERFSUITE_"))}
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         chosen = ("-p", "perfsuite.plugin") if plugin else ("-p", "no:perfsuite.plugin")
         return subprocess.Popen(
-            [sys.executable, "-m", "pytest", *chosen, *arguments],
+            [sys.executable, *launcher, "-m", "pytest", *chosen, *arguments],
             cwd=self.directory,
             env={**kept, "PYTHONPATH": path, "TMPDIR": str(self.temporary), "COLUMNS": "80", **self.environment},
             stdin=subprocess.DEVNULL,
