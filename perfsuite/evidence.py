@@ -150,8 +150,9 @@ def build_record(
     drill_percent: float,
     environment: dict[str, str | None],
     threads: int = 1,
+    ranks: int = 1,
 ) -> Record:
-    """The record of one case."""
+    """The record of one case; ``ranks`` were to measure it."""
     base = Record(
         run=run,
         case=case,
@@ -161,7 +162,7 @@ def build_record(
             sku=device.sku,
             name=device.name,
             uuid_hash=device.uuid_hash or "",
-            ranks=latest.ranks if latest is not None else 1,
+            ranks=ranks if latest is None else latest.ranks,
         ),
         attempts=tuple(_attempt_part(each) for each in attempts),
         baseline=_baseline_part(row, row_environment, tolerance, verdict) if row else None,

@@ -306,6 +306,7 @@ class Gate:
             tolerance=self.tolerance(request),
             drill_percent=self.settings.drill,
             threads=self.threads,
+            ranks=request.ranks,
             environment=self.environment,
         )
 

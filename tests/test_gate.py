@@ -373,6 +373,13 @@ def test_a_case_after_the_sessions_limit_is_an_error(now: SimpleNamespace) -> No
     assert one.script.asked == []
 
 
+def test_a_case_may_hang_no_longer_than_the_session_lasts(now: SimpleNamespace) -> None:
+    one = session(at(0.0), session_timeout="60")
+    now.s += 50.0
+    one.run()
+    assert [limit_s for _, _, limit_s in one.script.asked] == [pytest.approx(10.0)]
+
+
 def test_a_suspect_that_the_sessions_limit_leaves_unconfirmed_fails(now: SimpleNamespace) -> None:
     """Left undecided it would be skipped, and a real loss green."""
     one = session(*[at(-0.3)] * 4, session_timeout="60")

@@ -99,3 +99,9 @@ def test_chance_and_trifles_are_not_told_of(parts: GroupPart) -> None:
 def test_no_line_is_too_long(width: int) -> None:
     text = show(record(group=group(0.0, 1.0, nodes=(0, 1))), record("cases/x.py::bench_other", group=None), width=width)
     assert max(map(cell_len, text.splitlines())) <= width
+
+
+def test_nobody_is_told_to_run_ranks_in_one_process() -> None:
+    found = show(record(verdict="ERROR", reason="rank 1: ValueError: boo", time_us=None, collective=None))
+    assert "rank 1: ValueError: boo" in found
+    assert "--perf-in-process" not in found

@@ -45,6 +45,11 @@ def failing(records: Sequence[Record]) -> list[Record]:
     return sorted((each for each in records if each.verdict in FAILED | UNDECIDED), key=rank)
 
 
+def _on_ranks(record: Record) -> bool:
+    """Whether several processes measured it together: alone it does something else."""
+    return record.device is not None and record.device.ranks > 1
+
+
 def failure_lines(record: Record, width: int) -> list[Text]:
     """The paragraph of one case: its verdict and full id, then the sentences."""
     width = min(width, PROSE_WIDTH)
@@ -68,7 +73,7 @@ def _advice(record: Record) -> str | None:
     """What to do; None where the reason says it."""
     if record.drill_percent and record.verdict == Outcome.REGRESSED:
         return DRILL_ADVICE
-    if record.verdict == Outcome.ERROR and _is_declaration(record.traceback or ""):
+    if record.verdict == Outcome.ERROR and (_is_declaration(record.traceback or "") or _on_ranks(record)):
         return None
     return next((text for outcome, text in ADVICE.items() if outcome == record.verdict), None)
 
