@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from perfsuite.baseline import Baselines, Row, differences, make_row
@@ -37,7 +37,7 @@ EXTRA_ROUNDS = 2
 ITERATION_LIMIT_S = {"cpu": 0.1}
 ITERATION_LIMIT_GPU_S = 2.0
 """A budget that holds MIN_SAMPLES of longer iterations raises these."""
-LEAST_LIMIT_S = 0.1
+LEAST_LIMIT_S = 5.0
 """A case that begins just before the session's time limit gets so long."""
 KNOWN_TO_FIT = 4
 """A case with a baseline has fitted before: a slow moment of a measured ceiling must not skip it now."""
@@ -221,10 +221,17 @@ class Gate:
             ranks=state.request.ranks,
         )
         if isinstance(result, Failure):
-            state.failure = result
+            state.failure = self._told(result)
             return
         state.attempts.append(TimedMeasurement(measurement=result, start_s=start_s, fresh=fresh))
         self.ceilings.note(result)
+
+    def _told(self, failure: Failure) -> Failure:
+        """A failure with the session's limit where that has ended the case."""
+        if not self.out_of_time or failure.outcome is not Outcome.ERROR:
+            return failure
+        limit_s = self.settings.session_timeout
+        return replace(failure, reason=f"the session's limit of {limit_s:g} s has passed: {failure.reason}")
 
     def _spec(self, state: CaseState, *, fresh: bool) -> AttemptSpec:
         """What is asked of an attempt: in the first pass it may stop as soon as it clears the tolerance."""

@@ -47,7 +47,7 @@ def workloads() -> dict[str, Workload]:
         assert isinstance(item, pytest.Function)
         parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         if "ranks" in inspect.signature(item.obj).parameters:
-            parameters["ranks"] = 8
+            parameters["ranks"] = 4
         found[item.nodeid] = item.obj(**parameters)
     return found
 

@@ -73,7 +73,7 @@ def refusal(session: Session) -> str:
         (["--perf-accept=why"], ["--perf-accept", "--perf-update-baselines"]),
         (["--perf-drill=30", "--perf-update-baselines"], ["--perf-drill", "--perf-update-baselines"]),
         (["--perf-in-process", "--perf-update-baselines"], ["--perf-in-process", "--perf-update-baselines"]),
-        (["--perf-ranks=2"], ["--perf-ranks 2"]),
+        (["--perf-ranks=2", "--perf-in-process"], ["--perf-ranks 2", "--perf-in-process"]),
         (["--reruns=2"], ["reruns"]),
         (["--force-reruns=2"], ["reruns"]),
         (["-o", "reruns=2"], ["reruns"]),
