@@ -212,7 +212,7 @@ class Gate:
         start_s = time.monotonic() - self._start_s
         limit_s = state.request.settings.timeout_s or self.settings.timeout
         if (left_s := self._left_s) is not None and left_s < limit_s:
-            limit_s = max(left_s, LEAST_LIMIT_S)
+            limit_s = round(max(left_s, LEAST_LIMIT_S), 1)
         result = self._measurer.measure(
             case,
             self._spec(state, fresh=fresh),

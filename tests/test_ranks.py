@@ -79,6 +79,8 @@ def bench_d_sleeps():
 def bench_e_killed():
     note("killed", os.getpid())
     note("child", subprocess.Popen(IDLE).pid)
+    if RANK == "0":
+        note("survivors", subprocess.Popen(IDLE, start_new_session=True).pid)
     return reduced(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 def bench_f_raises():
@@ -86,6 +88,11 @@ def bench_f_raises():
     def mistaken():
         raise ValueError("a mistake of mine")
     return reduced(mistaken)
+
+def bench_f_z_destroys():
+    import torch.distributed as dist
+    dist.destroy_process_group()
+    return good()
 
 @pytest.mark.parametrize("n", [1] if RANK == "1" else [0])
 def bench_g_uneven(n):
@@ -120,6 +127,7 @@ REASONS = {
     "bench_d_sleeps": "rank 1: hung: no sign of life for 6 s",
     "bench_e_killed": "rank 1: the worker process was ended by SIGKILL (the system ran out of memory?)",
     "bench_f_raises": "rank 1: ValueError: a mistake of mine",
+    "bench_f_z_destroys": "the case has destroyed torch's default process group",
     "bench_g_uneven[0]": "rank 1: a worker did not collect this case: its parameters change between collections",
     "bench_h_one_skips": "rank 0: hung: no sign of life for 6 s; rank 1 answered SKIPPED: no weights here",
 }

@@ -92,8 +92,9 @@ def _ranks_text(record: Record) -> str:
 
 
 def _algbw_text(record: Record) -> str:
+    """The algorithm bandwidth; where nothing goes over a link there is none."""
     one = record.collective
-    return NONE if one is None or one.algbw is None else format_si(one.algbw, "B/s")
+    return NONE if one is None or not one.algbw or not record.wire_bytes else format_si(one.algbw, "B/s")
 
 
 def _busbw_text(record: Record) -> str:

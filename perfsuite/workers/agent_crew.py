@@ -63,6 +63,7 @@ class AgentCrew(Crew):
         finally:
             os.close(theirs)
         self._wards = [Ward([self._agent.pid])]
+        self._orphans: list[Descendants] = []
         self._selector.register(self._report_fd, selectors.EVENT_READ)
 
     def _printed(self, name: str) -> Printed:
@@ -136,7 +137,8 @@ class AgentCrew(Crew):
         return self._report.codes if self._report is not None else {}
 
     def end_ranks(self) -> None:
-        """End the ranks, and let the agent see it."""
+        """End the ranks, and let the agent see it; what they have started is found while they live."""
+        self._orphans += self._descendants()
         for rank in self.ranks:
             _signal(rank, signal.SIGKILL)
 
@@ -168,7 +170,7 @@ class AgentCrew(Crew):
         for group in [self._agent.pid, *(rank.pid for rank in self.ranks if rank.pid is not None)]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
-        for each in started:
+        for each in (*started, *self._orphans):
             each.kill()
         self._agent.wait()
         _ends_within([rank.pidfd for rank in self.ranks if rank.pidfd is not None], STOP_LIMIT_S)

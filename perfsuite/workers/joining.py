@@ -28,8 +28,8 @@ def announce(config: WorkerConfig) -> Channel:
     return connect(config.address, Here(rank=config.rank, pid=os.getpid(), token=config.token))
 
 
-def join(config: WorkerConfig, channel: Channel) -> None:
-    """Make the default process group, whose store rank 0 hosts; EOFError where the coordinator is gone.
+def join(config: WorkerConfig, channel: Channel) -> Any:
+    """Make the default process group, by a store that rank 0 hosts; EOFError where the coordinator is gone.
 
     Nothing in it times out before the coordinator does, which knows how long is too long.
     """
@@ -47,6 +47,14 @@ def join(config: WorkerConfig, channel: Channel) -> None:
         world_size=config.ranks,
         timeout=PATIENCE,
     )
+    return dist.group.WORLD
+
+
+def in_world(world: Any) -> bool:
+    """Whether torch's default process group is still this one."""
+    import torch.distributed as dist
+
+    return dist.is_initialized() and dist.group.WORLD is world
 
 
 def _store(place: Join, config: WorkerConfig) -> Any:

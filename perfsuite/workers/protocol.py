@@ -149,14 +149,12 @@ class Channel:
         """Read what the coordinator answers a rank; EOFError where it is gone."""
         return self.receive(Join)
 
-    def finish(self, limit_s: float) -> None:
-        """Close this end once the other one is closed too, or after some seconds."""
+    def await_end(self, limit_s: float) -> None:
+        """Wait until the other end is closed, for some seconds."""
         with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_WR)
             self._end.settimeout(limit_s)
             while self._end.recv(4096):
                 pass
-        self._end.close()
 
     def close(self) -> None:
         """Close this end."""

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from perfsuite.measure.stats import Interval
 from perfsuite.verdict import Failure, Outcome
 from perfsuite.workers.bench import prepare
 from perfsuite.workers.environment import environment
-from perfsuite.workers.joining import announce, as_rank, join, with_own_uuid
+from perfsuite.workers.joining import announce, as_rank, in_world, join, with_own_uuid
 from perfsuite.workers.protocol import Alive, Channel, Done, Failed, Hello, Progress, WorkerConfig
 from perfsuite.workers.rest import rest_of
 from perfsuite.workloads.base import Workload
@@ -43,6 +44,7 @@ class Server:
         self._config = as_rank(config) if self._is_rank else config
         self._channel = announce(self._config) if self._is_rank else Channel(socket.socket(fileno=config.fd))
         self._signed_s = 0.0
+        self._world: Any = None
         self._bench: Bench | None = None
         self._spec: AttemptSpec | None = None
         self._reports: list[pytest.TestReport] = []
@@ -64,7 +66,7 @@ class Server:
 
     def _join(self) -> None:
         """Take part in the ranks' group; from then on end when the coordinator says so, not when torch's agent does."""
-        join(self._config, self._channel)
+        self._world = join(self._config, self._channel)
         signal.signal(signal.SIGTERM, lambda *_: None)  # SIG_IGN would pass on to children
         self._bench = prepare(with_own_uuid(self._config), world_group(alive=self._sign_of_life))
 
@@ -97,6 +99,8 @@ class Server:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=rest_of(item.parent))
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
             return Failed(outcome=Outcome.ERROR, reason=ending(error))  # of a fixture; the case's own is in the stash
+        if self._is_rank and not in_world(self._world):
+            return Failed(outcome=Outcome.ERROR, reason="the case has destroyed torch's default process group")
         for report in self._reports:
             if report.failed:
                 return Failed(outcome=Outcome.ERROR, reason=_crash_line(report), traceback=report.longreprtext)
@@ -158,6 +162,7 @@ def _crash_line(report: pytest.TestReport) -> str:
     text = crash.message if crash is not None else _said(report.longreprtext)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = re.sub(r"^(Failed|perfsuite\.errors\.\w+): ", "", lines[0]) if lines else "failed without a message"
+    line = line.removesuffix(":")
     return f"out of memory: {line}" if _is_out_of_memory(text) else line
 
 

@@ -31,6 +31,9 @@ from perfsuite.workers.protocol import Channel, Here, WorkerConfig
 from perfsuite.workers.rank_process import RankProcess
 from perfsuite.workers.torchrun import OVER, Torchrun
 
+LAST_BARRIER_S = 10.0
+"""Rank 0 ends sooner once the session is over."""
+
 
 class Keeper:
     """Obeys orders about one rank, at most one of which runs at a time."""
@@ -78,7 +81,6 @@ class SupervisorPlugin:
         self._place = place
         self._device_of = device_of
         self._keeper = Keeper(launch_of, place)
-        self._channel: Channel | None = None
         self._code: int = pytest.ExitCode.OK
 
     @pytest.hookimpl(tryfirst=True)
@@ -117,10 +119,12 @@ class SupervisorPlugin:
             return
         self._code = pytest.ExitCode.TESTS_FAILED  # unless the coordinator lives to say otherwise
         with contextlib.suppress(EOFError, OSError, WorkerError):
-            # Not closed here: its end tells the coordinator that this process has ended.
-            self._channel = connect(place, Here(rank=self._place.rank, pid=os.getpid(), token=token))
-            self._channel.send(self._present())
-            self._obey(self._channel)
+            channel = connect(place, Here(rank=self._place.rank, pid=os.getpid(), token=token))
+            channel.send(self._present())
+            self._obey(channel)
+            self._keeper.close()
+            # torch's agent takes the first process to fail for the culprit, and ends the others of its host.
+            channel.await_end(LAST_BARRIER_S)
         self._keeper.close()
 
     def _present(self) -> Present:

@@ -95,11 +95,6 @@ class Remote:
         except (EOFError, OSError, WorkerError):
             self.gone = True
 
-    def close(self, code: int) -> None:
-        """The session is over with this exit code: wait until the process has ended."""
-        self.tell(Over(code=code))
-        self._channel.finish(local.STOP_LIMIT_S)
-
 
 class Supervisors:
     """The processes that torchrun has started beside this one, which is rank 0's."""
@@ -142,8 +137,7 @@ class Supervisors:
         if not self._published:
             self._publish(f"{OVER} {code}")
         for remote in self._remote:
-            remote.close(code)
-        self._remote.clear()
+            remote.tell(Over(code=code))  # and the connection ends with this process
 
     def _publish(self, text: str) -> None:
         self.place.publish(text)
