@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite import Collective
 
-pytestmark = pytest.mark.perf(ranks="all")
+pytestmark = pytest.mark.perf(ranks="all", budget_s=2)
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,6 +64,10 @@ def student_quantile(probability: float, degrees: int) -> float:
     return float(stdtrit(degrees, probability))
 
 
+INTERVAL_Z = 3.09
+"""An attempt's interval reaches so many standard errors to each side: 99 % shared over five looks leave 99.8 % each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """A case's bounds: ``tolerance`` and ``floor`` are fractions, ``confirmations`` counts processes."""
@@ -108,13 +113,17 @@ class Reference:
         within = (PRIOR_DEGREES * self.prior_spread**2 + own) / self.degrees
         return math.sqrt(within + self.device_spread**2)
 
-    def resolution(self, confirmations: int) -> float:
-        """The smallest difference in ln(rate) that ``confirmations`` fresh processes can tell from noise."""
-        return self.noise(confirmations, CONFIDENCE)
+    def resolution(self, confirmations: int, *, sampling_error: float = 0.0) -> float:
+        """The smallest difference in ln(rate) that ``confirmations`` fresh processes can tell from noise.
 
-    def noise(self, processes: int, confidence: float) -> float:
+        ``sampling_error`` is the standard error of one of them by its own samples: processes that each know their
+        value no better do not agree more closely, however closely a row's few runs happened to.
+        """
+        return self.noise(confirmations, CONFIDENCE, at_least=sampling_error)
+
+    def noise(self, processes: int, confidence: float, *, at_least: float = 0.0) -> float:
         """What noise alone makes of the difference to ``processes`` fresh ones, at ``confidence``."""
-        scale = self.spread * math.sqrt(1 / len(self.runs) + 1 / processes)
+        scale = max(self.spread, at_least) * math.sqrt(1 / len(self.runs) + 1 / processes)
         return student_quantile(confidence, self.degrees) * scale
 
 
@@ -302,7 +311,7 @@ def _confirmed(evidence: Evidence, reference: Reference, policy: Policy) -> Verd
     fresh = evidence.confirmations
     ys = [attempt.y for attempt in fresh]
     difference = reference.median - statistics.median(ys)
-    resolution = reference.resolution(len(ys))
+    resolution = reference.resolution(len(ys), sampling_error=_sampling_error(fresh))
     outcome, reason = _settle(ys, difference, resolution, reference, policy)
     peaks = sorted(attempt.peak_memory_bytes for attempt in fresh if attempt.peak_memory_bytes is not None)
     memory = _memory(peaks[len(peaks) // 2] if peaks else None, reference)
@@ -317,6 +326,13 @@ def _confirmed(evidence: Evidence, reference: Reference, policy: Policy) -> Verd
         resolution=-math.expm1(-resolution),
         wants_confirmation=len(ys) < policy.confirmations,
     )
+
+
+def _sampling_error(attempts: Sequence[Attempt]) -> float:
+    """The standard error of one attempt's ln(rate), by the intervals of all: the root of the mean square."""
+    halves = [(attempt.high - attempt.low) / 2 for attempt in attempts]
+    errors = [half / INTERVAL_Z for half in halves if math.isfinite(half)]
+    return math.sqrt(sum(error**2 for error in errors) / len(errors)) if errors else 0.0
 
 
 def _settle(

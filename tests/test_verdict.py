@@ -356,3 +356,21 @@ def test_a_gain_within_noise_is_no_improvement() -> None:
     large = Evidence(attempts=(Attempt(y=0.2, low=0.19, high=0.21),))
     assert judge(small, reference, policy).outcome is Outcome.PASS
     assert judge(large, reference, policy).outcome is Outcome.IMPROVED
+
+
+def test_processes_that_know_their_values_badly_resolve_no_more() -> None:
+    """Intervals of 25 % to each side are a standard error of 8.1 %: 4.1437 * 0.0809 * sqrt(2/3) = 0.274."""
+    row = Reference(runs=(0.0, 0.01, -0.01), prior_spread=0.03)
+    wide = tuple(attempt(-0.2, half_width=0.25) for _ in range(4))
+    verdict = judge(Evidence(attempts=wide), row, Policy(tolerance=0.1))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.resolution == pytest.approx(-math.expm1(-4.1437 * 0.25 / 3.09 * math.sqrt(2 / 3)), rel=1e-4)
+    narrow = tuple(attempt(-0.2, half_width=0.02) for _ in range(4))
+    assert judge(Evidence(attempts=narrow), row, Policy(tolerance=0.1)).outcome is Outcome.REGRESSED
+
+
+def test_an_interval_without_bounds_says_nothing_of_the_error() -> None:
+    row = Reference(runs=(0.0, 0.01, -0.01), prior_spread=0.03)
+    unbounded = tuple(attempt(-0.5, low=-math.inf, high=math.inf) for _ in range(4))
+    verdict = judge(Evidence(attempts=unbounded), row, Policy(tolerance=0.1))
+    assert verdict.resolution == pytest.approx(-math.expm1(-row.resolution(3)))
