@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +320,14 @@ def test_one_rank_needs_no_other() -> None:
 def test_on_meta_nothing_is_needed() -> None:
     case = prepared(Collective(operation="all_reduce", nbytes=1024**3, ranks=8).build("meta"))
     check_agreement(case.step(), None, rtol=None, atol=None)
+
+
+def test_one_rank_of_a_cpu_copies_no_large_buffers() -> None:
+    target = Target(backend="cpu", sku="cpu-some")
+    large = Collective(operation="all_reduce", nbytes=2**24, ranks=1).unsupported(target)
+    assert large == "one rank moves nothing, 16.0 MiB are for several: --perf-ranks 2"
+    assert Collective(operation="all_reduce", nbytes=2**20, ranks=1).unsupported(target) is None
+    assert Collective(operation="all_reduce", nbytes=2**24, ranks=2).unsupported(target) is None
+    assert (
+        Collective(operation="all_reduce", nbytes=2**24, ranks=1).unsupported(replace(target, backend="cuda")) is None
+    )

@@ -47,6 +47,8 @@ LATENCY_BELOW_BYTES = 1024**2
 """Smaller ones are judged by their time: links are not filled by them."""
 CPU_LARGEST_BYTES = 64 * 1024**2
 """A fixed bound, so that whether a large one runs on a CPU does not depend on the day's rate of its loopback."""
+CPU_LARGEST_ALONE_BYTES = 1024**2
+"""What one rank does with more is to copy it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,8 @@ class Collective(Workload):
         if target.backend == "cpu" and self.moved_bytes > CPU_LARGEST_BYTES:
             largest = format_bytes(CPU_LARGEST_BYTES)
             return f"{format_bytes(self.moved_bytes)} are for GPUs, collectives on a CPU have at most {largest}"
+        if target.backend == "cpu" and self.ranks == 1 and self.moved_bytes > CPU_LARGEST_ALONE_BYTES:
+            return f"one rank moves nothing, {format_bytes(self.moved_bytes)} are for several: --perf-ranks 2"
         if self.backend == "gloo" and target.backend != "cpu" and self.operation == "send_recv":
             return "gloo sends no tensors of a GPU"
         return None
