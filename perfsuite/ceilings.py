@@ -53,7 +53,7 @@ class Ceilings:
         if bound is None or bound.bytes_per_s is None:
             return None
         detail = bound.detail if bound.may_exceed is None else f"{bound.detail}; {bound.may_exceed} may lift it"
-        source = "datasheet" if self._nodes(measurement) == 1 else "stated"
+        source = "stated" if "network" in bound.detail else "datasheet"
         return CeilingPart(kind="link", value=bound.bytes_per_s, unit="B/s", source=source, detail=detail)
 
     def _bound(self, measurement: Measurement) -> Bound | None:
@@ -77,11 +77,6 @@ class Ceilings:
             return None
         above = measurement.wire_bytes / measurement.time.median_s > bound.bytes_per_s
         return bound.may_exceed if above else None
-
-    @staticmethod
-    def _nodes(measurement: Measurement) -> int:
-        """On how many nodes the ranks are."""
-        return len({each.node for each in measurement.group.ranks}) if measurement.group else 1
 
     def _of_one(self, measurement: Measurement) -> CeilingPart | None:
         """What one rank's rate is held against."""

@@ -241,6 +241,7 @@ class Gate:
         budget_s = request.settings.budget_s or self.settings.budget
         limit_s = max(ITERATION_LIMIT_S.get(self.device.backend, ITERATION_LIMIT_GPU_S), budget_s / MIN_SAMPLES)
         free_bytes = self.device.memory_free_bytes
+        sharing = request.ranks if self.controlled else 1  # a host's memory is all its ranks', a GPU's is one's
         return AttemptSpec(
             budget_s=budget_s,
             iteration_limit_s=limit_s if reference is None else KNOWN_TO_FIT * limit_s,
@@ -248,7 +249,9 @@ class Gate:
             half_width=tolerance * FRESH_HALF_WIDTH,
             min_samples=20 if fresh else 10,
             drill_percent=self.settings.drill,
-            memory_free_bytes=int(free_bytes * MEMORY_SHARE.get(self.device.backend, 1.0)) if free_bytes else None,
+            memory_free_bytes=int(free_bytes * MEMORY_SHARE.get(self.device.backend, 1.0) / sharing)
+            if free_bytes
+            else None,
         )
 
     def tolerance(self, request: Request) -> float:

@@ -187,6 +187,14 @@ def test_a_gpus_free_memory_and_a_longer_iteration_are_its_own() -> None:
     assert gpu_spec.iteration_limit_s > cpu_spec.iteration_limit_s
 
 
+@pytest.mark.parametrize(("device", "each"), [(replace(CPU, memory_free_bytes=80_000), 10_000), (H100, 70_000)])
+def test_ranks_share_a_hosts_memory_and_have_a_gpu_each(device: Device, each: int) -> None:
+    """Half of a host's 80,000 bytes, between four."""
+    one = session(at(0.0), device=device)
+    one.gate.first_pass(Request(case=CASE, settings=CaseSettings(), ranks=4))
+    assert [spec.memory_free_bytes for _, spec, _ in one.script.asked] == [each]
+
+
 @pytest.mark.parametrize(("budget_s", "limit_s"), [(0.5, 0.1), (10.0, 1.0)])
 def test_a_budget_for_longer_iterations_raises_their_limit(budget_s: float, limit_s: float) -> None:
     """Ten samples have to fit."""

@@ -13,7 +13,7 @@ from perfsuite.ceilings import Ceilings
 from perfsuite.evidence import TimedMeasurement, build_record, declared_work, gather_evidence, rates
 from perfsuite.hardware.catalogue import load
 from perfsuite.hardware.device import Device
-from perfsuite.hardware.links import LinkView, nvlink
+from perfsuite.hardware.links import Link, LinkView, nvlink
 from perfsuite.measure.measurement import CeilingSample, GroupSummary, Measurement, Moved, Overhead, RankSummary
 from perfsuite.measure.measurement import TimeSummary as Time
 from perfsuite.record import Record, decode, encode, rate
@@ -198,3 +198,12 @@ def test_skew_of_an_unmeasured_group_is_finite() -> None:
     assert found.collective is not None
     assert found.collective.algbw is None
     assert decode(encode(found), "here").collective == found.collective
+
+
+def test_a_bound_of_the_nodes_links_alone_is_not_called_stated() -> None:
+    """Two nodes over PCIe: a rank's own lanes bound it, whatever the network is."""
+    narrow = LinkView(link=Link(kind="pcie", bytes_per_s=16e9, detail="PCIe 3.0 x16"))
+    ceilings = Ceilings(device=H100, link=narrow, network_bytes_per_s=400e9)
+    found = ceilings.of(collective(ranks=16, nodes=2))
+    assert found is not None
+    assert (found.value, found.source) == (16e9, "datasheet")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 from perfsuite.measure.clock import Block, Clock, Step
-
-PATIENCE = timedelta(hours=1)
-"""Ranks that wait for one that hangs are ended by the coordinator, which knows how long is too long."""
+from perfsuite.workloads.groups import PATIENCE
 
 
 class Group(Protocol):

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perfsuite.measure.group import PATIENCE
 from perfsuite.workers.listener import LOOPBACK, connect
 from perfsuite.workers.protocol import Channel, Here, Join, Store, WorkerConfig
+from perfsuite.workloads.groups import PATIENCE
 
 BACKENDS = {"cpu": "gloo", "xpu": "cpu:gloo,xpu:xccl"}
 ON_CUDA = "cpu:gloo,cuda:nccl"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.measure.group import PATIENCE
+from perfsuite.workloads.groups import PATIENCE
 
 _KEY = "coordinator"
 OVER = "over"
